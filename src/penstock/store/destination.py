@@ -8,23 +8,23 @@
 
 The parts of a build are made in a staging directory on this machine, by the code that makes every
 store. Each part is sent when it is sealed, and then deleted here. Everything that a killed build
-needs to be resumed is in object storage, so it can be resumed on another machine: at the beginning,
-the staging directory gets the manifest and the journal that are in object storage, and nothing else.
+needs to be resumed is in object storage, so another machine can resume it. At the beginning, the
+staging directory gets the manifest and the journal that are in object storage, and nothing else.
 
-Object storage has no locks. `settings.json` says who writes: a build with other settings is refused.
-A build with the same settings makes the same bytes, so two of them do no harm. No object of a store
-is ever replaced, except the manifest by an append, and that only if nobody else has replaced it.
+Object storage has no locks. `settings.json` says who writes: a build with other settings is
+refused. A build with the same settings makes the same bytes, so two of them do no harm. No object
+of a store is ever replaced, except the manifest by an append, and that only if nobody else has
+replaced it.
 """
 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 from penstock.digest import digest_bytes, parse_checked
-from penstock.errors import ConflictError, MissingStoreError, StoreError
+from penstock.errors import ConflictError, MissingStoreError, StoreError, TokenMismatchError
 from penstock.remote import ObjectInfo, open_objects
 from penstock.store.files import cache_directory, make_directory, read_file, remove_file, write_file
 from penstock.store.folders import remove_tree
@@ -79,11 +79,7 @@ class Destination:
 
         The caller holds the lock of the staging directory.
         """
-        for path in self.staging.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                remove_tree(path)
-            elif path.name != ".lock":
-                remove_file(path)
+        self.empty_staging()
         for side in ("", *SIDES):
             name = as_name(side, FILE_NAME)
             with suppress(MissingStoreError):
@@ -96,6 +92,14 @@ class Destination:
         if _SETTINGS in names:
             in_threads(self._pull_record, names)
             self._settings = read_file(self.staging / ".building.json")
+
+    def empty_staging(self) -> None:
+        """Delete everything in the staging directory; the caller holds its lock."""
+        for path in self.staging.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                remove_tree(path)
+            elif path.name != ".lock":
+                remove_file(path)
 
     def _pull_record(self, name: str) -> None:
         file = name.removeprefix(f"{_BUILDING}/")
@@ -129,16 +133,18 @@ class Destination:
         """
         if self._settings is None or Journal(self.staging).exists:
             return
+        self._delete_parts()
+        self.end()
+
+    def _delete_parts(self) -> None:
+        """Delete all files of a store that are not in its manifest."""
         kept = {
             as_name(side, name)
             for side, (data, _) in self._manifests.items()
             for name in _files_of(data)
         }
-        listed = [name for name, _ in self._objects.list()]
-        in_threads(
-            self._objects.delete, [n for n in listed if _OURS.fullmatch(n) and n not in kept]
-        )
-        self.end()
+        found = {name for name, _ in self._objects.list() if _OURS.fullmatch(name)}
+        in_threads(self._objects.delete, sorted(found - kept))
 
     def clear(self) -> None:
         """Delete the store or the unfinished build, the manifest first."""
@@ -160,9 +166,9 @@ class Destination:
         # Without its manifest, nobody takes the rest for a store.
         for name in manifests:
             self._objects.delete(name)
-        in_threads(self._objects.delete, [name for name in listed if _OURS.fullmatch(name)])
-        self.end()
         self._manifests.clear()
+        self._delete_parts()
+        self.end()
         self.pull()
 
     def claim(self) -> None:
@@ -172,6 +178,7 @@ class Destination:
             StoreError: another process was faster, or the URL holds other files.
         """
         if self._settings is not None:
+            self._objects.delete(f"{_BUILDING}/failed")
             return
         if not self._manifests:
             self._refuse_foreign()
@@ -243,10 +250,17 @@ class Destination:
                     "again."
                 )
 
-    def fail(self) -> None:
-        """Record that the build failed, so that the next one may have other settings."""
+    def fail(self, error: BaseException) -> None:
+        """Record that the build failed, so that the next one may have other settings.
+
+        If the engines disagree, the parts that were sent may hold wrong tokens, and are deleted.
+        """
         with suppress(StoreError):  # the error of the build says more
             self._objects.put(f"{_BUILDING}/failed", b"")
+            if isinstance(error, TokenMismatchError):
+                records = [name for name, _ in self._objects.list(_BUILDING) if "/slice-" in name]
+                in_threads(self._objects.delete, records)
+                self._delete_parts()
 
     def commit(self, sides: Sequence[str]) -> None:
         """Send the manifests that are in the staging directory, and the reject logs before them.

@@ -1,8 +1,8 @@
 """Files of a store that are sent to object storage.
 
 A file is sent only if there is none with its name, so no writer can replace what another has
-written. If there is one, it must have the same contents: then an earlier run has sent it, or another
-process that builds the same store.
+written. If there is one, it must have the same contents: then an earlier run has sent it, or
+another process that builds the same store.
 """
 
 from collections.abc import Callable, Iterable
