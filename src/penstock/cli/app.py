@@ -24,6 +24,7 @@ from penstock import __version__
 from penstock.cli.bench import bench_command
 from penstock.cli.build import build_command
 from penstock.cli.check import check_command
+from penstock.cli.copy import copy_command
 from penstock.cli.decode import decode_command
 from penstock.cli.demo import demo_command
 from penstock.cli.fetch import fetch_command
@@ -108,6 +109,7 @@ for _command in (
     verify_command,
     repair_command,
     merge_command,
+    copy_command,
     decode_command,
     bench_command,
     fetch_command,

@@ -12,6 +12,7 @@ from penstock.exports import lazy_exports
 
 if TYPE_CHECKING:
     from penstock.store.build import build as build
+    from penstock.store.copy import copy as copy
     from penstock.store.job import BuildProgress as BuildProgress
     from penstock.store.manifest import Manifest as Manifest
     from penstock.store.manifest import PartRecord as PartRecord
@@ -30,6 +31,7 @@ else:
         __name__,
         {
             "build": "build",
+            "copy": "copy",
             "job": "BuildProgress",
             "manifest": "Manifest PartRecord read_manifest",
             "merge": "merge",

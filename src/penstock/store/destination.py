@@ -20,6 +20,7 @@ replaced it.
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -33,6 +34,8 @@ from penstock.store.manifest import FILE_NAME, parse_manifest, part_file, reject
 from penstock.store.part import SIDES
 from penstock.store.uploads import as_name, in_threads, upload_file
 
+WRITABLE = ("s3", "gs", "az")
+"""How URLs of stores begin that can be written."""
 _BUILDING = ".building"
 _SETTINGS = f"{_BUILDING}/settings.json"
 _ATTEMPTS = 3
@@ -51,10 +54,10 @@ class Destination:
         self._objects = open_objects(url.rstrip("/"))
         self.shown = self._objects.shown("")
         """The URL without secrets, for messages."""
-        if urlsplit(url).scheme not in ("s3", "gs", "az"):
+        if urlsplit(url).scheme not in WRITABLE or "?" in url:
             raise StoreError(
-                f"{self.shown} cannot be written: https:// and hf:// are for reading. Write to "
-                "s3://, gs:// or az://."
+                f"{self.shown} cannot be written. Write to s3://, gs:// or az://, without a query: "
+                "other URLs are for reading, and keys are taken from the environment."
             )
         key = digest_bytes(self.shown.encode())[:16]
         self.staging = cache_directory() / "building" / key
@@ -213,11 +216,20 @@ class Destination:
                 "Choose another URL, or delete what is there."
             )
 
+    @property
+    def manifests(self) -> dict[str, bytes]:
+        """The manifests that `pull` found, by side."""
+        return {side: data for side, (data, _) in self._manifests.items()}
+
+    def sizes(self) -> dict[str, int]:
+        """The size of every object, by name."""
+        return dict(self._objects.list())
+
     def intact(self, sealed: list[SealedSlice]) -> list[SealedSlice]:
         """The sealed slices whose parts are in object storage; the others are made again."""
         if not sealed:
             return []
-        sizes = dict(self._objects.list())
+        sizes = self.sizes()
         kept = [
             each for each in sealed if all(sizes.get(n) == s for n, s, _, _ in _objects_of(each))
         ]
@@ -234,14 +246,14 @@ class Destination:
         """
         for name, size, digest, side in _objects_of(record):
             path = self.staging / side / name.rpartition("/")[2]
-            upload_file(self._objects, name, path, size, digest)
+            self.send(name, path, size, digest)
             remove_file(path)
         file = f"slice-{record.number:06d}.json"
         self._objects.put(f"{_BUILDING}/{file}", read_file(self.staging / f".{file}"))
 
     def refuse_deleted(self, done: Sequence[SealedSlice]) -> None:
         """Raise if an object of a sealed part was deleted while other parts were made."""
-        sizes = dict(self._objects.list())
+        sizes = self.sizes()
         for name, size, _, _ in (each for record in done for each in _objects_of(record)):
             if sizes.get(name) != size:
                 raise StoreError(
@@ -270,26 +282,33 @@ class Destination:
         """
         for side in reversed(sides):
             data = read_file(self.staging / side / FILE_NAME)
-            before = self._manifests.get(side)
-            # A build that was killed between the sides has committed the first one already.
-            if before is not None and before[0] == data:
-                continue
             last = parse_manifest(data, "").builds
             log, entry = rejects_file(len(last) - 1), last[-1]["rejects"]
             path = self.staging / side / log
-            upload_file(self._objects, as_name(side, log), path, entry["bytes"], entry["sha256"])
-            self._commit_manifest(as_name(side, FILE_NAME), data, before[1] if before else None)
+            if path.exists():
+                self.send(as_name(side, log), path, entry["bytes"], entry["sha256"])
+            self.commit_side(side, data)
 
-    def _commit_manifest(self, name: str, data: bytes, before: ObjectInfo | None) -> None:
+    def send(self, name: str, path: Path, size: int, digest: str) -> None:
+        """Send one file of the store; see `upload_file`."""
+        upload_file(self._objects, name, path, size, digest)
+
+    def commit_side(self, side: str, data: bytes) -> None:
+        """Put the manifest of one side: the commit point of the store."""
+        before, version = self._manifests.get(side, (b"", None))
+        # A build that was killed between the sides has committed the first one already.
+        if before == data:
+            return
+        name = as_name(side, FILE_NAME)
         try:
-            self._objects.put(name, data, if_absent=before is None, if_match=before)
+            self._objects.put(name, data, if_absent=version is None, if_match=version)
         except ConflictError:
             with suppress(MissingStoreError):
                 if self._objects.read(name) == data:
                     return  # another process has built the same store
             raise StoreError(
-                f"Another process committed {self.shown} first, so this build did not. What is "
-                "there now is the other one's store, whole and unchanged. Run this again, to see "
+                f"Another process committed {self.shown} first, so this one did not. What is there "
+                "now is the store of the other one, whole and unchanged. Run this again, to see "
                 "what it holds, or use another URL."
             ) from None
 

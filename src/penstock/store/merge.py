@@ -23,6 +23,7 @@ import numpy as np
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
 from penstock.paths import expand_user
+from penstock.store.beside import made_beside, refuse_occupied, remove_others
 from penstock.store.blocks import num_blocks
 from penstock.store.commit import manifest_contents, write_manifest
 from penstock.store.copies import link_file, read_recorded
@@ -31,12 +32,10 @@ from penstock.store.files import (
     array_layout,
     header,
     make_directory,
-    remove_file,
     room_for,
     sync_directory,
     write_file,
 )
-from penstock.store.folders import claim_of, claimed, refuse_other
 from penstock.store.inputs import read_stamps, remember_stamps
 from penstock.store.lock import locked
 from penstock.store.manifest import (
@@ -50,11 +49,9 @@ from penstock.store.manifest import (
     rejects_file,
 )
 from penstock.store.merge_sources import MergeSource, open_source, refuse_twice, refuse_unlike
-from penstock.store.part import SIDES
 from penstock.store.reader import TokenStore
 from penstock.store.sides import generation_of
 
-_SHOWN = 5
 Place = str | os.PathLike[str]
 
 
@@ -146,18 +143,13 @@ def _is_done(directory: Path, merged: dict[str, _Side]) -> bool:
     Raises:
         StoreError: it holds something else.
     """
-    found = sorted(each.name for each in directory.iterdir() if each.name != ".lock")
-    if not found:
-        return False
     paths = [directory / side for side in merged]
     if all((path / FILE_NAME).exists() for path in paths):
         manifests = [read_manifest(path) for path in paths]
         if all(map(_is_same, manifests, merged.values())):
             return True
-    raise StoreError(
-        f"{directory} is not empty, and not the store that a merge of these stores gives; it holds "
-        f"{', '.join(found[:_SHOWN])}. Choose another directory."
-    )
+    refuse_occupied(directory, "the store that a merge of these stores gives")
+    return False
 
 
 def _is_same(manifest: Manifest, side: _Side) -> bool:
@@ -184,17 +176,14 @@ def _make(
     progress: Callable[[int, int], None] | None,
 ) -> None:
     """Make the new store beside the directory, and move it there."""
-    whole = directory.resolve()
-    new = whole.with_name(f".{whole.name}.merge")
-    refuse_other(new)
-    new.mkdir(exist_ok=True)
-    with claimed(new, owner=claim_of(directory)) as claim:
+    with made_beside(directory, "merge") as new:
         records: dict[str, list[PartRecord]] = {}
         total, done = sum(len(side.parts) for side in merged.values()), 0
         for name, side in merged.items():
             if name:
                 make_directory(new / name)
-            _remove_others(new / name, {*side.files(), *(merged if not name else ())})
+            # Those of an earlier merge of other stores, and a manifest, which is to be the last.
+            remove_others(new / name, {*side.files()} - {FILE_NAME})
             for number, (log, entry) in enumerate(side.logs):
                 target = new / name / rejects_file(number)
                 link_file(log, target, entry["bytes"], entry["sha256"])
@@ -207,21 +196,10 @@ def _make(
                     progress(done, total)
         _refuse_changed(sources)
         _commit(new, merged, records)
-        claim.check()
-        # Atomic: the directory is empty, and then it is the whole store, with both sides.
-        new.rename(whole)
-    sync_directory(whole.parent)
     stamps: dict[str, str] = {}
     for source in sources:
         stamps |= read_stamps(source.path, source.first.digest)
     remember_stamps(directory, read_manifest(directory / next(iter(merged))).digest, (), stamps)
-
-
-def _remove_others(directory: Path, names: set[str]) -> None:
-    """Remove files that an earlier merge of other stores left, and a manifest that is not last."""
-    for path in directory.iterdir():
-        if path.name not in names - {FILE_NAME} and path.name not in SIDES:
-            remove_file(path)
 
 
 def _place(

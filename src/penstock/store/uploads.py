@@ -86,14 +86,18 @@ def download_file(objects: Objects, name: str, path: Path, size: int, digest: st
 
 def in_threads(function: Callable[[_Item], None], items: Iterable[_Item]) -> None:
     """Call a function for all items, several at a time; raises the first error."""
-    with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="remote") as threads:
-        waiting = [threads.submit(function, item) for item in items]
-        try:
-            for each in waiting:
-                each.result()
-        except BaseException:  # also Ctrl-C: what has not begun is not begun any more
-            threads.shutdown(wait=False, cancel_futures=True)
-            raise
+    threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="remote")
+    waits = False
+    try:
+        for each in [threads.submit(function, item) for item in items]:
+            each.result()
+        waits = True
+    except Exception:
+        waits = True
+        raise
+    finally:
+        # After Ctrl-C, requests in progress are not waited for: they may take minutes.
+        threads.shutdown(wait=waits, cancel_futures=True)
 
 
 def as_name(side: str, file: str) -> str:
