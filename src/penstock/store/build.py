@@ -34,7 +34,7 @@ from penstock.store.files import (
     room_for,
 )
 from penstock.store.inputs import read_stamps, remember_stamps
-from penstock.store.job import BuildSettings, EngineName, Inputs, Job, Report, prepare
+from penstock.store.job import BuildSettings, EngineName, Inputs, Job, Report, WorkersName, prepare
 from penstock.store.journal import Journal
 from penstock.store.lock import locked
 from penstock.store.manifest import read_manifest
@@ -76,6 +76,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     max_expansion: int = 200,
     engine: EngineName = "auto",
     threads: int | None = None,
+    workers: WorkersName = "auto",
     progress: Report | bool | None = None,
 ) -> TokenStore:
     """Tokenize `inputs` into a store in the directory `store`, and open it.
@@ -135,6 +136,9 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         engine: The program that tokenizes. The token ids do not depend on it.
         threads: How many slices are tokenized at once; by default one per core. Changes speed and
             memory only.
+        workers: Who tokenizes: "threads" of this process, or "processes" that have two threads
+            each. "auto" uses processes for more than four threads and 1 GB of text. The bytes of
+            the store are the same.
         progress: True shows a progress bar on stderr, as the command does; without a terminal, a
             line every ten seconds. A function is called about ten times a second with a
             `BuildProgress`, from the calling thread. In its last call, just before the store is

@@ -77,6 +77,14 @@ class Folder:
             return os.path.samestat(path.stat(), os.fstat(self.descriptor))
         return False
 
+    @property
+    def identity(self) -> tuple[int, int] | None:
+        """The device and inode of the directory; None on Windows."""
+        if self.descriptor is None:
+            return None
+        found = os.fstat(self.descriptor)
+        return found.st_dev, found.st_ino
+
     def open(self, name: str, flags: int) -> int:
         """Open a file of the directory, and never through a link; returns its descriptor."""
         flags |= _BINARY | _NO_FOLLOW | _NO_WAIT

@@ -6,11 +6,22 @@ can begin with it, and returns when the parts of the slice are on disk. The part
 the same bytes whoever makes them.
 """
 
+import logging
 from typing import Protocol
 
+from penstock.errors import StoreError
+from penstock.sources.slices import NOMINAL_EXPANSION
 from penstock.store.job import Job
+from penstock.store.processes import ProcessRunner
 from penstock.store.slice_work import MadeSlice, Watch
 from penstock.store.threads import LiveRunner, Take, ThreadRunner
+
+_log = logging.getLogger("penstock")
+
+# Up to four threads of one process are as fast as processes, and use less memory.
+_FEW_THREADS = 4
+# Other processes need about a second to start, and so does a build of this much text on 16 cores.
+_MUCH_TEXT = 1_000_000_000
 
 
 class Runner(Protocol):
@@ -41,6 +52,24 @@ class Runner(Protocol):
 
 def runner_for(job: Job) -> Runner:
     """The runner that the settings of a build ask for."""
+    workers, num_threads = job.settings.workers, job.num_threads
     if job.live:
-        return LiveRunner(job, job.num_threads)
-    return ThreadRunner(job, job.num_threads)
+        return LiveRunner(job, num_threads)
+    if workers == "processes":
+        return ProcessRunner(job, num_threads, is_required=True)
+    if workers == "auto" and num_threads > _FEW_THREADS and _text_bytes(job) >= _MUCH_TEXT:
+        try:
+            return ProcessRunner(job, num_threads, is_required=False)
+        except StoreError as error:
+            _log.info("%s Threads are used.", error)
+    return ThreadRunner(job, num_threads)
+
+
+def _text_bytes(job: Job) -> float:
+    """About how many bytes of text can be read by other processes."""
+    # Texts in memory would be copied to each process.
+    return sum(
+        file.size * (NOMINAL_EXPANSION if file.compression else 1)
+        for file in job.files
+        if file.texts is None
+    )
