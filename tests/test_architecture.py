@@ -48,7 +48,7 @@ MAY_IMPORT = {
     # It searches for the largest batch as Lightning's data module does, and its display escapes
     # text as the command line does.
     "train": BASE
-    | {"store", "order", "rows", "streaming", "loader", "recipe", "integrations", "cli"},
+    | {"store", "remote", "order", "rows", "streaming", "loader", "recipe", "integrations", "cli"},
     "recipe": BASE | {"train"},
 }
 WITHOUT_TORCH = ["errors", "digest", "sources", "tokenize", "chat", "store", "order", "transforms"]

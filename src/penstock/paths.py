@@ -9,6 +9,7 @@ such as reading, fstat or mmap, the error names nothing: "[Errno 5] Input/output
 """
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
@@ -32,6 +33,15 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     # A `Path` has lost a slash of a URL: it is a path, whatever it looks like.
     scheme, colon, _ = path.partition("://") if isinstance(path, str) else ("", "", "")
     return bool(colon) and scheme in REMOTE_SCHEMES
+
+
+def redacted(url: str) -> str:
+    """`url` without user, password and query, which may be secret.
+
+    >>> redacted("https://me:secret@host/owt?sig=1")
+    'https://host/owt'
+    """
+    return re.sub(r"//[^/]*@", "//", url).partition("?")[0]
 
 
 def expand_user(path: str | os.PathLike[str]) -> Path:

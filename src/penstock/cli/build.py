@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from penstock.cli import options, terminal
-from penstock.cli.options import open_at, option, path_option, stores_at
+from penstock.cli.options import open_at, option, path_option
 from penstock.cli.progress import build_bar
 from penstock.cli.units import duration_text, number_of, size_text
 from penstock.errors import StoreError
@@ -190,12 +190,13 @@ def measured_build(
         `--json` prints.
     """
     from penstock.store.build import build
-    from penstock.store.manifest import read_manifest
+    from penstock.store.reader import manifest_at
+    from penstock.store.sides import stores_at
 
     before: list[str] = []
     # There is no store yet, or it is not finished. The build reports what is wrong, if anything.
     with suppress(StoreError):
-        before = [read_manifest(path).digest for path in stores_at(directory).values()]
+        before = [manifest_at(path).digest for path in stores_at(directory).values()]
     # A build that was interrupted leaves a record of each part that it finished.
     # With --overwrite, these are beside an old store that is finished.
     whole = directory.resolve()  # "." has no name

@@ -122,7 +122,7 @@ class Loader(Generic[Batch]):
                 not initialised, the rank is 0.
             world_size: The number of ranks. Give it together with `rank`, or leave out both.
             seed: The seed of the order, if `rows` is not a plan.
-            shuffle: "full", "block", "part" or "none", if `rows` is not a plan.
+            shuffle: "full", "block", "part" or "none", if `rows` is not a plan; see `Plan`.
             epochs: How many times one loop reads all rows; the next loop reads the epochs that
                 follow. Without `epochs` and `steps`, a loop has no end.
             steps: How many steps a loop takes, counted from position 0. The next loop starts

@@ -15,8 +15,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from penstock import __version__
 from penstock.errors import MissingExtraError, StoreError
-from penstock.paths import REMOTE_SCHEMES
-from penstock.sources.remote import redacted
+from penstock.paths import REMOTE_SCHEMES, redacted
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

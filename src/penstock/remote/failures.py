@@ -6,6 +6,7 @@ So they are never chained or shown as they are: see `reason_of`.
 
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -18,7 +19,13 @@ _Result = TypeVar("_Result")
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 # Timeouts, rate limits and overload, which may be over a few seconds later.
 _RETRIED = frozenset((408, 425, 429, 500, 502, 503, 504))
+# Answers of another size than expected; one may be the fault of a proxy.
+_MOST_WRONG = 4
 _STATUS = re.compile(r"status code: (\d{3})")
+
+
+ending = threading.Event()
+"""Set when the process ends: downloads on background threads stop."""
 
 
 class WrongBytes(Exception):  # noqa: N818  (an outcome that is acted upon)
@@ -40,7 +47,7 @@ def retried(action: str, name: str, seconds: float, attempt: Callable[[], _Resul
         ConflictError: a condition of the request is not met.
         RemoteError: the server refuses the request, or no attempt succeeded in time.
     """
-    begun, failures = time.monotonic(), 0
+    begun, failures, num_wrong = time.monotonic(), 0, 0
     while True:
         try:
             return attempt()
@@ -48,6 +55,9 @@ def retried(action: str, name: str, seconds: float, attempt: Callable[[], _Resul
             raise
         except Exception as error:  # noqa: BLE001  (obstore's classes are known when it is imported)
             failures += 1
+            num_wrong += isinstance(error, WrongBytes)
+            if num_wrong == _MOST_WRONG:  # the server has another file
+                raise RemoteError(f"{name} could not be {action}: {error}.") from None
             _raise_final(error, action, name)
             wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** (failures - 1))
             # Up to twice as long, so that ranks that fail together do not retry together.
@@ -59,13 +69,16 @@ def retried(action: str, name: str, seconds: float, attempt: Callable[[], _Resul
                     f"The last error: {reason_of(error)}. Check the network and the server, or "
                     "allow more time with PENSTOCK_REMOTE_SECONDS."
                 ) from None
-            time.sleep(wait)
+            if ending.wait(wait):
+                raise RemoteError(f"{name} was not {action}: this process is ending.") from None
 
 
 def _raise_final(error: Exception, action: str, name: str) -> None:
     """Raise if another attempt would fail in the same way."""
     if isinstance(error, WrongBytes):
         return
+    if isinstance(error, OSError) and error.errno is not None:
+        raise error  # of this machine, such as a full disk; those of obstore have no number
     if isinstance(error, FileNotFoundError):
         raise MissingStoreError(f"{name} does not exist.") from None
     from obstore import exceptions

@@ -1,9 +1,10 @@
-"""Requests of a forked process, which are sent by a new process.
+"""Requests of a forked process, which are sent by helper processes.
 
 obstore runs threads of its own. A fork copies no threads, so a call of obstore in a forked process,
 such as a worker of a DataLoader, would wait for ever if its parent has used obstore before. Such a
-process starts a new interpreter for each call, which takes about 0.2 seconds. Arguments and results
-are sent through pipes: a command line would show the URL to other users.
+process starts helpers, one for each call at a time, and keeps them for later calls. A helper ends
+when its pipe is closed, also by a kill. Calls and results are lines of JSON in the pipes: a command
+line would show the URL to other users.
 """
 
 import base64
@@ -12,6 +13,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ _OPERATIONS = {
         operations.delete,
     )
 }
+_idle: "list[subprocess.Popen[bytes]]" = []
+_of_parents: "list[subprocess.Popen[bytes]]" = []  # kept, because Popen warns when it is freed
 _is_used = False
 _is_inherited = False
 
@@ -52,32 +56,56 @@ def call_outside(name: str, place: Place, arguments: Sequence[Any]) -> Any:
     """
     request = {"operation": name, "url": place.url, "seconds": place.seconds}
     sent = json.dumps({**request, "arguments": [_packed(each) for each in arguments]}).encode()
-    # The new process finds the modules that this one has.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-P", "-c", "from penstock.remote.forked import main; main()"]
-    done = subprocess.run(command, input=sent, capture_output=True, env=environment, check=False)
     try:
-        answer = json.loads(done.stdout)
-    except ValueError:
+        helper = _idle.pop()  # atomic; another thread has the others
+    except IndexError:
+        helper = _start_helper()
+    assert helper.stdin is not None  # both are pipes
+    assert helper.stdout is not None
+    try:
+        helper.stdin.write(sent + b"\n")
+        helper.stdin.flush()
+        answer = json.loads(helper.stdout.readline())
+    except (OSError, ValueError):
+        helper.kill()
         raise RemoteError(
             f"{place.shown('')}: the process that sends the requests of a forked process ended "
-            f"with status {done.returncode}. Use workers that are spawned, not forked."
+            f"with status {helper.wait()}. Use workers that are spawned, not forked."
         ) from None
+    except BaseException:  # Ctrl-C: its answer would be taken for that of the next call
+        helper.kill()
+        raise
+    _idle.append(helper)
     if "error" in answer:
         raise vars(errors)[answer["error"]](answer["message"])
     return _unpacked(answer["result"])
 
 
+def _start_helper() -> "subprocess.Popen[bytes]":
+    # It finds the modules that this process has.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-P", "-c", "from penstock.remote.forked import main; main()"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
+
+
 def main() -> None:
-    """Perform the operation that stdin describes, and write its result to stdout."""
-    request = json.loads(sys.stdin.buffer.read())
-    place = Place(request["url"], request["seconds"])
-    try:
-        arguments = [_unpacked(each) for each in request["arguments"]]
-        answer = {"result": _packed(_OPERATIONS[request["operation"]](place, *arguments))}
-    except errors.PenstockError as error:
-        answer = {"error": type(error).__name__, "message": str(error)}
-    sys.stdout.write(json.dumps(answer))
+    """Perform the operations that lines of stdin describe, and write their results to stdout."""
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        place = _place(request["url"], request["seconds"])
+        try:
+            arguments = [_unpacked(each) for each in request["arguments"]]
+            answer = {"result": _packed(_OPERATIONS[request["operation"]](place, *arguments))}
+        except errors.PenstockError as error:
+            answer = {"error": type(error).__name__, "message": str(error)}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+@lru_cache(maxsize=64)
+def _place(url: str, seconds: float) -> Place:
+    return Place(url, seconds)  # kept, with its connections
 
 
 def _packed(value: Any) -> Any:
@@ -99,6 +127,8 @@ def _unpacked(value: Any) -> Any:
 def _after_fork() -> None:
     global _is_inherited
     _is_inherited = _is_inherited or _is_used
+    _of_parents.extend(_idle)
+    _idle.clear()
 
 
 if sys.platform != "win32":

@@ -8,6 +8,7 @@ as failed. A file that does not exist, and a request that is refused, are errors
 """
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,12 +91,20 @@ class Objects:
             raise RemoteError(f"{self.shown(prefix)} cannot be listed: web servers have no lists.")
         return [(name, size) for name, size in self._call(operations.list_names, prefix)]
 
-    def download(self, name: str, path: Path, size: int) -> str:
+    def download(self, name: str, path: Path, size: int, *, until: float | None = None) -> str:
         """Write a file of `size` bytes to `path`; returns its SHA-256, which the caller compares.
 
         The file is not synced to disk. If the call fails, an incomplete file may be left.
+
+        Args:
+            name: The name of the file.
+            path: The path of the copy; it must not be a link.
+            size: The size of the file, as a manifest records it.
+            until: An earlier deadline than that of the object, in seconds of `time.monotonic`.
         """
-        digest: str = self._call(operations.download, name, str(path.absolute()), size)
+        left = self.seconds if until is None else until - time.monotonic()
+        seconds = min(self.seconds, max(0.0, left))
+        digest: str = self._call(operations.download, name, str(path.absolute()), size, seconds)
         return digest
 
     def put(

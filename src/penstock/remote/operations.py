@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import RemoteError
+from penstock.paths import redacted
 from penstock.remote.clients import make_client
-from penstock.remote.failures import WrongBytes, retried
-from penstock.sources.remote import redacted
+from penstock.remote.failures import WrongBytes, ending, retried
 from penstock.store.folders import open_regular
 
 if TYPE_CHECKING:
@@ -121,8 +121,8 @@ def list_names(place: Place, prefix: str) -> list[tuple[str, int]]:
     return retried("listed", place.shown(prefix), place.seconds, attempt)
 
 
-def download(place: Place, name: str, path: str, size: int) -> str:
-    """Write a file of `size` bytes to `path`; returns its SHA-256.
+def download(place: Place, name: str, path: str, size: int, seconds: float) -> str:
+    """Write a file of `size` bytes to `path` within `seconds`; returns its SHA-256.
 
     An attempt that fails is continued by the next one where it ended. The caller compares the
     SHA-256: only that shows that all bytes are right.
@@ -149,7 +149,7 @@ def download(place: Place, name: str, path: str, size: int) -> str:
         return digest.hexdigest()
 
     with os.fdopen(open_regular(Path(path), flags), "wb", buffering=0) as stream:
-        return retried("downloaded", place.shown(name), place.seconds, attempt)
+        return retried("downloaded", place.shown(name), seconds, attempt)
 
 
 class _NoRanges(Exception):  # noqa: N818  (an outcome that is acted upon)
@@ -173,6 +173,8 @@ def _chunks(client: "ObjectStore", name: str, start: int, size: int) -> Iterator
         left -= len(chunk)
         if left < 0:
             raise WrongBytes(f"it has more than {size:,} bytes")
+        if ending.is_set():
+            raise RemoteError(f"{name} was not downloaded: this process is ending.")
         yield chunk
 
 

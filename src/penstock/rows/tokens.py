@@ -11,18 +11,22 @@ import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from penstock.digest import digest_bytes, digest_json
-from penstock.errors import MissingStoreError, StoreError, UnknownLengthError
-from penstock.paths import expand_user, naming
-from penstock.ranges import group_rows
+from penstock.digest import digest_json
+from penstock.errors import StoreError, UnknownLengthError
+from penstock.paths import is_remote
+from penstock.ranges import group_rows, ranges
+from penstock.rows.array_file import ArrayFile as ArrayFile
 from penstock.rows.blocks import BlockChecks, load_ahead
 from penstock.rows.origins import RowOrigin, find_origins
 from penstock.rows.protocol import Array, Integers, Rows, Settings
 from penstock.store.reader import TokenStore
+
+if TYPE_CHECKING:
+    from penstock.remote.downloads import MissingFile
 
 
 @runtime_checkable
@@ -35,105 +39,6 @@ class HasSnapshot(Protocol):
 
 
 StreamLike = str | os.PathLike[str] | TokenStore | HasSnapshot
-
-_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
-# A digest reads 17 blocks of 64 KiB (16 and the last), which takes milliseconds. Reading a whole
-# file of 100 GB would take a minute.
-_SAMPLED_BLOCK = 1 << 16
-_NUM_SAMPLED = 16
-
-
-class ArrayFile:
-    """A token file without a store: `.npy`, or raw ids of a given dtype.
-
-    Its digest covers the size and 17 blocks that are spread over the file. It is weaker than the
-    digest of a store: a change between the blocks is not noticed. The file does not record where
-    documents end. An `ArrayFile` can be pickled, and used from several threads and after a fork.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], dtype: str | None = None) -> None:
-        self.path = expand_user(path)
-        self._opened = self.path.absolute()  # its size is read later, perhaps in another directory
-        if not self.path.exists():
-            where = f"working directory: {Path.cwd()}"
-            raise MissingStoreError(f"{self.path} does not exist ({where}).")
-        if not self.path.is_file():
-            raise StoreError(f"{self.path} is not a file (working directory: {Path.cwd()}).")
-        self._size = self.path.stat().st_size
-        with naming(self.path):
-            self._array = self._map_npy() if self.path.suffix == ".npy" else self._map_raw(dtype)
-        self.dtype: np.dtype[Any] = self._array.dtype.newbyteorder("=")
-
-    def __repr__(self) -> str:
-        return f"ArrayFile({str(self.path)!r}: {self.num_tokens:,} tokens, {self.dtype})"
-
-    def __getstate__(self) -> dict[str, object]:
-        return {"path": self._opened, "dtype": self.dtype.name, "digest": self.digest}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # The file is mapped again. A worker process must not read another file of the same name.
-        self.__init__(state["path"], state["dtype"])  # type: ignore[misc]
-        if self.digest != state["digest"]:
-            raise StoreError(f"{self.path} was changed after it was pickled. Open it again.")
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of ids."""
-        return len(self._array)
-
-    @cached_property
-    def digest(self) -> str:
-        """A digest of the size, the dtype and 17 sampled blocks, computed once."""
-        size = self._checked_size()
-        # Evenly spread. The set removes duplicates, which a file of less than 16 bytes has.
-        offsets = sorted({size * k // _NUM_SAMPLED for k in range(_NUM_SAMPLED)})
-        with naming(self._opened), self._opened.open("rb") as stream:
-            blocks = []
-            for offset in [*offsets, max(0, size - _SAMPLED_BLOCK)]:
-                stream.seek(offset)
-                blocks.append(digest_bytes(stream.read(_SAMPLED_BLOCK)))
-        return digest_json(["array", size, self.dtype.str, blocks])
-
-    def array(self) -> Array:
-        """Return the ids, mapped into memory."""
-        # Reading a page that the file no longer has raises SIGBUS, which ends the process
-        # without a message. So the size is checked before every read.
-        self._checked_size()
-        return self._array
-
-    def _checked_size(self) -> int:
-        size = os.stat(self._opened).st_size  # noqa: PTH116  (twice as fast, and at every read)
-        if size != self._size:
-            raise StoreError(
-                f"{self.path} has {size:,} bytes, but had {self._size:,} when it was opened. It "
-                "was overwritten in between. Open it again, and start a new run."
-            )
-        return size
-
-    def _map_npy(self) -> Array:
-        try:
-            array = np.lib.format.open_memmap(self.path, mode="r")
-        except ValueError as error:
-            raise StoreError(f"{self.path} cannot be read as an array: {error}.") from error
-        if array.ndim != 1 or array.dtype.name not in _DTYPES:
-            raise StoreError(
-                f"{self.path} holds {array.dtype} of shape {array.shape}; a token file holds a "
-                f"one-dimensional array of integers ({', '.join(_DTYPES)})."
-            )
-        return np.asarray(array)
-
-    def _map_raw(self, dtype: str | None) -> Array:
-        if dtype not in _DTYPES:
-            raise StoreError(
-                f"{self.path} does not record its dtype, and dtype={dtype!r} is not one of "
-                f'{", ".join(_DTYPES)}. nanoGPT writes uint16: ArrayFile(path, dtype="uint16").'
-            )
-        size = self._size
-        if size % np.dtype(dtype).itemsize or not size:
-            raise StoreError(
-                f"{self.path} has {size:,} bytes, which is not a whole number of {dtype} ids."
-            )
-        return np.asarray(np.memmap(self.path, np.dtype(dtype), "r"))
 
 
 class Stream:
@@ -170,6 +75,8 @@ class Stream:
         """The offset after each piece."""
         self.starts: Integers = self.ends - np.array(lengths, np.int64)
         self._checked: dict[str, BlockChecks] = {}
+        self.is_remote = any(store.is_remote for store in self._stores)
+        """Whether files of a member are downloaded when they are first used."""
 
     def __str__(self) -> str:
         more = f" and {len(self.members) - 1:,} more" if len(self.members) > 1 else ""
@@ -279,6 +186,25 @@ class Stream:
         source, part = self._pieces[number]
         return (source, part) if isinstance(source, TokenStore) else None
 
+    def missing_files(
+        self, firsts: Integers, lasts: Integers, kinds: Sequence[str]
+    ) -> "list[MissingFile]":
+        """Return the files that rows from piece `firsts[i]` to `lasts[i]` need, and are not here.
+
+        In the order in which the rows need them.
+        """
+        numbers = firsts
+        if (lasts != firsts).any():
+            numbers = ranges(firsts, lasts - firsts + 1)
+        # The first row that needs a piece decides about its place.
+        present, first_rows = np.unique(numbers, return_index=True)
+        found: list[MissingFile] = []
+        for number in present[np.argsort(first_rows)].tolist():
+            source, part = self._pieces[number]
+            if isinstance(source, TokenStore):
+                found += source.files.missing_files(part, kinds)
+        return found
+
     def read_ahead(self, starts: Integers, length: int) -> None:
         """Ask the kernel to load `length` ids from each of `starts`; return without waiting."""
         checks = self._checks("tokens")
@@ -306,6 +232,8 @@ def _open(source: StreamLike | ArrayFile) -> TokenStore | ArrayFile:
         return source
     if isinstance(source, HasSnapshot):
         return source.snapshot()
+    if is_remote(source):
+        return TokenStore(source)
     path = Path(source)
     if path.suffix in (".npy", ".bin") and not path.is_dir():
         return ArrayFile(path)
@@ -337,6 +265,7 @@ class StreamRows(Rows):
     def __init__(self, store: StreamSource) -> None:
         self.stream = open_stream(store)
         self.tokenizer_digest = self.stream.tokenizer_digest
+        self.is_remote = self.stream.is_remote
 
     def __len__(self) -> int:
         if not self.stream.sealed:

@@ -17,7 +17,7 @@ from penstock.errors import (
     StoreError,
     TokenizerError,
 )
-from penstock.paths import is_remote
+from penstock.remote.address import StoreUrl, store_path
 from penstock.sources.settings import Format
 from penstock.store.commit import commit
 from penstock.store.destination import Destination
@@ -47,14 +47,13 @@ from penstock.store.refusals import (
     refuse_nothing,
 )
 from penstock.store.resume import LocalTarget
-from penstock.store.uploads import as_name
 from penstock.store.workers import Workers
 from penstock.tokenize.tokenizer import SpecialTokens
 
 
 def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read best)
     inputs: Inputs,
-    store: str | os.PathLike[str],
+    store: str | os.PathLike[str] | StoreUrl,
     *,
     tokenizer: object = "gpt2",
     format: Format = "auto",
@@ -166,16 +165,16 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
             "append=True (--append) adds to a store and overwrite=True (--overwrite) replaces it: "
             "leave one of them out of penstock.build."
         )
-    remote = Destination(store) if isinstance(store, str) and is_remote(store) else None
-    if remote is None:
+    place = store_path(store)
+    if not isinstance(place, StoreUrl):
         job = _build(BuildSettings(**arguments), None, overwrite, progress)
         return TokenStore(job.directory / job.sides[0])
+    remote = Destination(place)
     with remote.naming_it():
         # The parts are made on this machine, and sent from there.
-        job = _build(
-            BuildSettings(**{**arguments, "store": remote.staging}), remote, overwrite, progress
-        )
-    return TokenStore(as_name(str(store).rstrip("/"), job.sides[0]).rstrip("/"))
+        settings = BuildSettings(**{**arguments, "store": remote.staging})
+        job = _build(settings, remote, overwrite, progress)
+    return TokenStore(place / job.sides[0])
 
 
 def _build(

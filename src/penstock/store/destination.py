@@ -20,6 +20,7 @@ replaced it.
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -27,10 +28,17 @@ from urllib.parse import urlsplit
 from penstock.digest import digest_bytes, parse_checked
 from penstock.errors import ConflictError, MissingStoreError, StoreError, TokenMismatchError
 from penstock.remote import ObjectInfo, open_objects
+from penstock.remote.address import StoreUrl
 from penstock.store.files import cache_directory, make_directory, read_file, remove_file, write_file
 from penstock.store.folders import remove_tree
 from penstock.store.journal import Journal, SealedSlice
-from penstock.store.manifest import FILE_NAME, parse_manifest, part_file, rejects_file
+from penstock.store.manifest import (
+    FILE_NAME,
+    Manifest,
+    parse_manifest,
+    part_file,
+    rejects_file,
+)
 from penstock.store.part import SIDES
 from penstock.store.uploads import as_name, in_threads, upload_file
 
@@ -50,11 +58,11 @@ _Parsed = TypeVar("_Parsed")
 class Destination:
     """The URL that a store is written to, and its staging directory on this machine."""
 
-    def __init__(self, url: str) -> None:
-        self._objects = open_objects(url.rstrip("/"))
-        self.shown = self._objects.shown("")
+    def __init__(self, url: StoreUrl) -> None:
+        self._url, self._objects = url, open_objects(url.address)
+        self.shown = str(url)
         """The URL without secrets, for messages."""
-        if urlsplit(url).scheme not in WRITABLE or "?" in url:
+        if urlsplit(url.address).scheme not in WRITABLE or "?" in url.address:
             raise StoreError(
                 f"{self.shown} cannot be written. Write to s3://, gs:// or az://, without a query: "
                 "other URLs are for reading, and keys are taken from the environment."
@@ -86,7 +94,7 @@ class Destination:
         for side in ("", *SIDES):
             name = as_name(side, FILE_NAME)
             with suppress(MissingStoreError):
-                self._manifests[side] = self._read(name, lambda data: parse_manifest(data, ""))
+                self._manifests[side] = self._read(name, partial(parse_manifest, path=self._url))
                 if side:
                     make_directory(self.staging / side)
                 write_file(self.staging / name, [self._manifests[side][0]])
@@ -144,7 +152,7 @@ class Destination:
         kept = {
             as_name(side, name)
             for side, (data, _) in self._manifests.items()
-            for name in _files_of(data)
+            for name in _files_of(parse_manifest(data, self._url / side))
         }
         found = {name for name, _ in self._objects.list() if _OURS.fullmatch(name)}
         in_threads(self._objects.delete, sorted(found - kept))
@@ -282,7 +290,7 @@ class Destination:
         """
         for side in reversed(sides):
             data = read_file(self.staging / side / FILE_NAME)
-            last = parse_manifest(data, "").builds
+            last = parse_manifest(data, self._url / side).builds
             log, entry = rejects_file(len(last) - 1), last[-1]["rejects"]
             path = self.staging / side / log
             if path.exists():
@@ -331,9 +339,8 @@ def _objects_of(record: SealedSlice) -> Iterator[tuple[str, int, str, str]]:
             yield as_name(side, part_file(part.number, kind)), size, digest, side
 
 
-def _files_of(data: bytes) -> Iterator[str]:
-    """The names of all files of a store, from its manifest."""
-    manifest = parse_manifest(data, "")
+def _files_of(manifest: Manifest) -> Iterator[str]:
+    """The names of all files of a store, except its manifest."""
     yield from (rejects_file(number) for number in range(len(manifest.builds)))
     for part in manifest.parts:
         yield from (part_file(part.number, kind) for kind in part.files)

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -22,11 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StoreError
+from penstock.remote.address import StorePath
 
 _MOST_MAPPED = 16_384  # Linux allows a process 65,530 maps
 # Left to the rest of the process: its streams, locks and directories, what it writes, sockets.
 # With torch, an idle process has 5, and a build with two threads 12.
 _OTHERS = 24
+
+
+_LOOKED_AT = 16
 
 
 class MappedFile(NamedTuple):
@@ -38,7 +43,9 @@ class MappedFile(NamedTuple):
     mapping: mmap.mmap
     size: int
     """Bytes of the file."""
-    path: Path
+    path: StorePath
+    name: str
+    """The path that was opened: of a remote store, that of the file on this machine."""
 
 
 class Maps:
@@ -73,6 +80,23 @@ class Maps:
     def __len__(self) -> int:
         return len(self.files)
 
+    def remove(self, key: tuple[int, str]) -> None:
+        """Remove the map of a key, if there is one."""
+        with self.lock:
+            self.files.pop(key, None)
+
+    def remove_evicted(self) -> None:
+        """Remove some maps of files that have no name any more, so that their space is free.
+
+        Looks at the first few files, and moves those that still have a name to the end: so the
+        next calls look at others.
+        """
+        with self.lock:
+            for key in list(islice(self.files, _LOOKED_AT)):
+                found = self.files.pop(key)
+                if Path(found.name).exists():
+                    self.files[key] = found
+
     def remove_oldest(self) -> None:
         """Remove a map; arrays of it that are in use stay valid, and keep it open."""
         with self.lock:
@@ -90,7 +114,7 @@ def files_at_once(most: int) -> int:
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explained(path: StorePath) -> Iterator[None]:
     """Raise an error that says what to do if the process has no descriptor left for `path`."""
     try:
         yield

@@ -18,10 +18,11 @@ import hashlib
 import mmap
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +30,15 @@ from numpy.typing import NDArray
 from penstock.errors import MissingStoreError, StoreError
 from penstock.paths import NamedFile, naming
 from penstock.ranges import Integers, group_rows
+from penstock.remote.address import StorePath
 from penstock.store.blocks import BLOCK_BYTES, copy_blocks, crc32, joined_sum, num_blocks
 from penstock.store.files import HEADER_BYTES, array_layout, header
 from penstock.store.folders import open_to_read
 from penstock.store.manifest import CHECKED_KINDS, Manifest, PartRecord, part_file
 from penstock.store.maps import MappedFile, Maps, explained, files_at_once
+
+if TYPE_CHECKING:
+    from penstock.remote.downloads import MissingFile
 
 REPAIR_ADVICE = (
     "Make it again from the inputs with `penstock repair` (in Python, penstock.repair), or copy it "
@@ -65,11 +70,11 @@ class PartFiles:
     """The files of the parts of one store. Safe to use from several threads and after a fork.
 
     Args:
-        path: The directory of the store.
+        path: The directory of the store, or its URL (see `penstock.store.remote_parts`).
         manifest: Its manifest.
     """
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    def __init__(self, path: StorePath, manifest: Manifest) -> None:
         self._path, self._parts = path, manifest.parts
         # Relative paths would name other files after a change of the working directory.
         self._directory = path.absolute()
@@ -92,7 +97,7 @@ class PartFiles:
         # Without the lock: to look up one key is atomic.
         found = maps.files.get(key)
         if found is None:
-            found = maps.add(key, partial(self._map, self._parts[part], kind))
+            found = self._add(part, kind)
         elif maps.is_crowded:
             maps.use(key, found)
         try:
@@ -101,8 +106,23 @@ class PartFiles:
             error.filename = str(found.path)
             raise
         if size != found.size:
+            if self._fetch_again(kind, [part]):
+                return self.file(part, kind)
             raise _other_size(found.path, size, found.size)
         return found
+
+    def _add(self, part: int, kind: str) -> MappedFile:
+        """Map a file that is used for the first time."""
+        open_file = partial(self._map, self._parts[part], kind)
+        return self._state.maps.add((part, kind), open_file)
+
+    def missing_files(self, part: int, kinds: Sequence[str]) -> "list[MissingFile]":
+        """The files of a part that have to be downloaded; a local store has none."""
+        return []
+
+    def _fetch_again(self, kind: str, parts: Sequence[int]) -> bool:
+        """Remove damaged files that can be downloaded again; False if there are none."""
+        return False
 
     def array(self, part: int, kind: str) -> NDArray[Any]:
         """One array of one part, all of which was checked."""
@@ -110,6 +130,7 @@ class PartFiles:
         if key not in self._state.whole:
             record, blocks = self._parts[part], np.arange(num_blocks(len(found.data)))
             self.check(kind, np.full(len(blocks), part), blocks)
+            found = self.file(part, kind)  # a damaged one may have been downloaded again
             if kind == "bounds" and (problem := bounds_problem(found.array, record.num_tokens)):
                 raise StoreError(f"{self._path}, part {record.number}: {problem}. {REPAIR_ADVICE}")
             self._state.whole.add(key)
@@ -124,6 +145,7 @@ class PartFiles:
             if not self._checked(part, kind)[first : last + 1].all():
                 blocks = np.arange(first, last + 1)
                 self.check(kind, np.full(len(blocks), part), blocks)
+                array = self.file(part, kind).array  # perhaps downloaded again
         return array[start:stop]
 
     def check(self, kind: str, parts: Integers, blocks: Integers) -> None:
@@ -143,7 +165,13 @@ class PartFiles:
         # Each block may be in another file.
         at_once = files_at_once(_AT_ONCE)
         for first in range(0, len(wanted), at_once):
-            self._check_some(kind, wanted[first : first + at_once])
+            some = wanted[first : first + at_once]
+            try:
+                self._check_some(kind, some)
+            except StoreError:
+                if not self._fetch_again(kind, sorted({part for part, _ in some})):
+                    raise
+                self._check_some(kind, some)
 
     def _check_some(self, kind: str, wanted: list[_Block]) -> None:
         """Check some blocks in one call; a shorter block at the end of a file in another."""
@@ -235,11 +263,12 @@ class PartFiles:
         """Open one file of a part, after its size was compared with the manifest."""
         path = self._path / part_file(record.number, kind)
         opened = self._directory / path.name
+        assert isinstance(opened, Path)  # files of a URL are opened by the subclass
         if not opened.exists():
             raise MissingStoreError(f"{path} is missing. {REPAIR_ADVICE}")
         stream = open_to_read(opened)
         try:
-            with naming(path):
+            with naming(str(path)):
                 size = os.fstat(stream.fileno()).st_size
             if size != record.files[kind][0]:
                 raise _other_size(path, size, record.files[kind][0])
@@ -251,9 +280,10 @@ class PartFiles:
     def _map(self, record: PartRecord, kind: str) -> MappedFile:
         dtype, shape = array_layout(kind, self._dtype, record.num_documents, record.num_tokens)
         path, num_bytes = self._path / part_file(record.number, kind), record.files[kind][0]
-        with explained(path), self._open_file(record, kind) as stream, naming(path):
+        with explained(path), self._open_file(record, kind) as stream, naming(str(path)):
             # The map has a descriptor of its own, so `size` can tell whether the file was cut.
             mapping = mmap.mmap(stream.fileno(), num_bytes, access=mmap.ACCESS_READ)
+            name = str(stream.name)
         # The header contains type and shape, so this also finds swapped files of equal size.
         if mapping[:HEADER_BYTES] != header(dtype, shape):
             raise StoreError(
@@ -267,7 +297,7 @@ class PartFiles:
             mapping.madvise(mmap.MADV_RANDOM)
         data = np.frombuffer(mapping, np.uint8)
         array = data[HEADER_BYTES:].view(dtype).reshape(shape)
-        return MappedFile(array, data, mapping, len(data), path)
+        return MappedFile(array, data, mapping, len(data), path, name)
 
     @cached_property
     def _exceeds_memory(self) -> bool:
@@ -291,7 +321,7 @@ def bounds_problem(bounds: NDArray[np.uint64], num_tokens: int) -> str | None:
     return f"its bounds do not ascend to {num_tokens:,}, the number of its tokens"
 
 
-def _other_size(path: Path, size: int, expected: int) -> StoreError:
+def _other_size(path: StorePath, size: int, expected: int) -> StoreError:
     return StoreError(
         f"{path} has {size:,} bytes, but its manifest says {expected:,}. It was cut off or "
         f"overwritten, perhaps during a copy. {REPAIR_ADVICE}"

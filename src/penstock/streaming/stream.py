@@ -14,8 +14,7 @@ from contextlib import suppress
 from typing import Literal
 
 from penstock.errors import StoreBusyError, StoreError
-from penstock.paths import expand_user, is_remote
-from penstock.sources.remote import redacted
+from penstock.paths import expand_user, is_remote, redacted
 from penstock.sources.settings import Format
 from penstock.store.build import begin, execute
 from penstock.store.files import room_for
