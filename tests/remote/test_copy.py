@@ -65,7 +65,7 @@ def test_a_store_goes_there_and_back_again(bucket, store, tmp_path, sums):
         == reports[-1][1]
         == sum(path.stat().st_size for path in store.iterdir() if path.name != "penstock.json")
     )
-    assert [*back] == [*there]
+    assert [each.tolist() for each in back] == [each.tolist() for each in there]
 
 
 def test_both_sides_of_a_split_are_copied(bucket, split, tmp_path, sums):
@@ -98,13 +98,9 @@ def test_a_copy_and_a_build_do_not_mix(bucket, store, split, tmp_path):
     url = f"{bucket.url}/a"
     kill_at(bucket, store, url, 3)
 
-    with pytest.raises(
-        StoreError, match=r"a holds a build or a copy of another store that was not"
-    ):
+    with pytest.raises(StoreError, match=r"a holds a build or a copy of another store that"):
         penstock.copy(split / "train", url)
-    with pytest.raises(
-        StoreError, match=r"a holds an unfinished build with other settings: .*copy"
-    ):
+    with pytest.raises(StoreError, match=r"a holds an unfinished build with other settings: .*cop"):
         penstock.build(penstock.Texts(["text"]), url, tokenizer="bytes")
     penstock.copy(store, url)
     assert ".building/settings.json" not in found(bucket, "a")
