@@ -92,6 +92,7 @@ REACHED_FROM = {
     "store.existing:_refuse_other_split": ["build", "penstock build", "penstock train"],
     "store.job:BuildSettings.__post_init__": ["build", "penstock build"],
     "store.part": ["build", "penstock build"],
+    "store.merge_sources": ["build", "penstock build"],
     "store.recorded": ["repair", "penstock repair"],
     "store.repair": ["repair", "penstock repair"],
     "store.reader": ["Chat"],

@@ -15,6 +15,7 @@
     │   ├── StoreBusyError (RuntimeError)  another process is writing the store
     │   └── RemoteError   (OSError)        a server refuses, fails, or sends other bytes
     │       └── ConflictError (OSError)    another process wrote a remote file first
+    ├── WorkerError       (RuntimeError)   a worker process of a build ended before its time
     ├── DiskFullError     (OSError)        the disk is full; finished parts are kept
     ├── PlanError         (ValueError)     arguments do not describe a valid order of the data
     │   └── UnknownLengthError (TypeError) there is no length, or it is not known yet
@@ -106,6 +107,10 @@ class RemoteError(StoreError, OSError):
 
 class ConflictError(RemoteError):
     """Another process wrote a remote file first, so a conditional write was refused."""
+
+
+class WorkerError(PenstockError, RuntimeError):
+    """A worker process of a build ended before its work was done; finished parts are kept."""
 
 
 class DiskFullError(PenstockError, OSError):

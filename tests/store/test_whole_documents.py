@@ -21,7 +21,7 @@ from penstock.sources import whole
 from penstock.sources.listing import list_files
 from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
-from penstock.store.job import cut_safety
+from penstock.store.cuts import cut_safety
 from penstock.tokenize.definition import find_definition
 
 # fmt: off

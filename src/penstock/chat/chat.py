@@ -280,6 +280,17 @@ class TurnReport:
     _counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, 2), np.int64))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def __reduce__(self) -> tuple[type["TurnReport"], tuple[object, ...]]:
+        # A lock cannot be pickled.
+        counted = self.num_conversations, self._counts
+        return TurnReport, (self.template, self.marks_generation, *counted)
+
+    def merge(self, other: "TurnReport") -> None:
+        """Add the counts of another report."""
+        with self._lock:
+            self._counts += other._counts
+            self.num_conversations += other.num_conversations
+
     def add(self, chats: Iterable[ChatText], *, ended: bool = False) -> None:
         """Count some conversations.
 

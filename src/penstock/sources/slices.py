@@ -33,8 +33,8 @@ from penstock.sources.splitters import Splitter, splitter_for
 from penstock.sources.tables import table_spans, text_spans
 from penstock.sources.whole import IsCutSafe
 
-# The assumed ratio of text to compressed bytes when small files are grouped.
-_NOMINAL_EXPANSION = 4
+NOMINAL_EXPANSION = 4
+"""The assumed ratio of text to compressed bytes when small files are grouped."""
 _LOOK_BYTES = 1 << 16
 # A longer record of a format that is read in order is a quote or bracket that is never closed.
 _MAX_RECORD = 1 << 30
@@ -122,7 +122,7 @@ class _Cutter:
         held = 0
         for number, file in enumerate(self.files):
             # By sizes on disk, which are known without reading: groups must not depend on contents.
-            size = file.size * (_NOMINAL_EXPANSION if file.compression else 1)
+            size = file.size * (NOMINAL_EXPANSION if file.compression else 1)
             if size > self.slice_bytes and group:
                 yield group
                 group, held = [], 0

@@ -5,17 +5,22 @@ the inputs and the settings alone, not on threads, timing or interruptions.
 """
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from penstock.errors import SourceError, StoreError, TokenizerError
-from penstock.sources.document import Tally
+from penstock.errors import (
+    RemoteError,
+    SourceError,
+    StoreError,
+    TokenizerError,
+)
+from penstock.paths import is_remote
 from penstock.sources.settings import Format
-from penstock.store import manifest as manifests
+from penstock.store.commit import commit
+from penstock.store.destination import Destination
 from penstock.store.existing import (
     accept_touched,
     discard,
@@ -27,25 +32,22 @@ from penstock.store.files import (
     make_directory,
     remove_temporary,
     room_for,
-    sync_directory,
-    write_file,
 )
-from penstock.store.inputs import input_digests, read_stamps, reject_lines, remember_stamps
-from penstock.store.job import BuildSettings, EngineName, Inputs, Job, Report, prepare
-from penstock.store.journal import Journal, SealedSlice
+from penstock.store.inputs import read_stamps, remember_stamps
+from penstock.store.job import BuildSettings, EngineName, Inputs, Job, Report, WorkersName, prepare
+from penstock.store.journal import Journal
 from penstock.store.lock import locked
-from penstock.store.manifest import JsonObject, PartRecord, read_manifest
+from penstock.store.manifest import read_manifest
 from penstock.store.overwrite import replacement
 from penstock.store.part import parse_split
 from penstock.store.reader import TokenStore
 from penstock.store.refusals import (
-    refuse_deleted,
     refuse_empty_side,
     refuse_lost_bytes,
     refuse_nothing,
 )
-from penstock.store.resume import intact_slices
-from penstock.store.sides import generation_of
+from penstock.store.resume import LocalTarget
+from penstock.store.uploads import as_name
 from penstock.store.workers import Workers
 from penstock.tokenize.tokenizer import SpecialTokens
 
@@ -74,6 +76,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     max_expansion: int = 200,
     engine: EngineName = "auto",
     threads: int | None = None,
+    workers: WorkersName = "auto",
     progress: Report | bool | None = None,
 ) -> TokenStore:
     """Tokenize `inputs` into a store in the directory `store`, and open it.
@@ -86,7 +89,8 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
             .gz, .zst, .bz2 or .xz, and are read in the order of their names. In a directory, links
             are followed, and each directory is read once. Hidden files are not read; the log and
             the manifest count them. A pipe, a broken link or an unknown suffix is an error.
-        store: The directory to write.
+        store: The directory to write, or the URL of a store in object storage: `s3://…`, `gs://…`
+            or `az://…`.
         tokenizer: A name, a path or an object; see `load_tokenizer`.
         format: "text", "jsonl", "json" (an array of records), "csv", "tsv", "parquet" or "arrow".
             "auto" decides by the file name's suffix; a .json file that begins with `[` is an array,
@@ -132,6 +136,9 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         engine: The program that tokenizes. The token ids do not depend on it.
         threads: How many slices are tokenized at once; by default one per core. Changes speed and
             memory only.
+        workers: Who tokenizes: "threads" of this process, or "processes" that have two threads
+            each. "auto" uses processes for more than four threads and 1 GB of text. The bytes of
+            the store are the same.
         progress: True shows a progress bar on stderr, as the command does; without a terminal, a
             line every ten seconds. A function is called about ten times a second with a
             `BuildProgress`, from the calling thread. In its last call, just before the store is
@@ -159,13 +166,38 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
             "append=True (--append) adds to a store and overwrite=True (--overwrite) replaces it: "
             "leave one of them out of penstock.build."
         )
-    with room_for(Path(store)):
-        job = prepare(BuildSettings(**arguments))
+    remote = Destination(store) if isinstance(store, str) and is_remote(store) else None
+    if remote is None:
+        job = _build(BuildSettings(**arguments), None, overwrite, progress)
+        return TokenStore(job.directory / job.sides[0])
+    with remote.naming_it():
+        # The parts are made on this machine, and sent from there.
+        job = _build(
+            BuildSettings(**{**arguments, "store": remote.staging}), remote, overwrite, progress
+        )
+    return TokenStore(as_name(str(store).rstrip("/"), job.sides[0]).rstrip("/"))
+
+
+def _build(
+    settings: BuildSettings,
+    remote: Destination | None,
+    overwrite: bool,
+    progress: Report | bool | None,
+) -> Job:
+    """Run a build; returns its job."""
+    with room_for(Path(settings.store)):
+        if remote is not None:
+            remote.staging.mkdir(parents=True, exist_ok=True)
+        job = replace(prepare(settings), remote=remote)
     # So far only the directory was created, so a wrong argument leaves no file behind.
     with room_for(job.directory), locked(job.directory), ExitStack() as bars:
+        if remote is not None:
+            remote.pull()
         # The new store takes the place of the old one when this block ends without an error.
         made = bars.enter_context(replacement(job)) if overwrite else job
         begun = begin(made)
+        if remote is not None:
+            remote.settle()
         if begun is not None:
             report: Report | None = None if isinstance(progress, bool) else progress
             if progress is True:
@@ -173,7 +205,9 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
 
                 report = bars.enter_context(build_bar())[1]
             execute(begun, report)
-    return TokenStore(job.directory / job.sides[0])
+        if remote is not None:
+            remote.empty_staging()
+    return job
 
 
 def begin(job: Job, *, live: bool = False) -> Job | None:
@@ -213,102 +247,37 @@ def execute(job: Job, progress: Report | None = None) -> None:
     The caller holds the store's lock.
     """
     journal, first_side = Journal(job.directory), job.directory / job.sides[0]
+    target = job.remote or LocalTarget(job, journal)
     begun = journal.begin(job.stamped, job.first_build)
     for side in filter(None, job.sides):
         make_directory(job.directory / side)
     for each in {job.directory, *(job.directory / side for side in job.sides)}:
         # The caller holds the lock, so these temporary files belong to writers that were killed.
         remove_temporary(each)
-    sealed = intact_slices(job, journal, begun)
+    target.claim()
+    sealed = target.intact(begun)
     try:
         done = Workers(job, sealed).run(progress)
         refuse_lost_bytes(job, done)
         refuse_nothing(job, done)
         refuse_empty_side(job, done)
-    except (SourceError, StoreError, TokenizerError):
-        # Not after Ctrl-C or on a full disk: then the same settings will succeed.
-        journal.fail()
+    except (SourceError, StoreError, TokenizerError) as error:
+        # Not after Ctrl-C, on a full disk or without a network: then the same settings will
+        # succeed.
+        if not isinstance(error, RemoteError):
+            journal.fail()
+            target.fail(error)
         raise
     # Not a failure of these settings: the same build will make the missing parts.
-    refuse_deleted(job, done)
+    target.refuse_deleted(done)
     if job.chat is not None:
         job.chat.report.log()
     earlier: dict[str, str] = {}
     if job.settings.append:
         earlier = read_stamps(job.directory, read_manifest(first_side).digest)
-    _commit(job, done)
+    commit(job, done)
+    target.commit(job.sides)
     remember_stamps(job.directory, read_manifest(first_side).digest, job.files, earlier)
     # A kill before this line leaves a journal that `killed_at_the_end` recognises.
     journal.end()
-
-
-def _commit(job: Job, done: list[SealedSlice]) -> None:
-    """Write the reject logs and the manifests of all sides."""
-    parts: dict[str, list[PartRecord]] = {}
-    builds: dict[str, list[JsonObject]] = {}
-    for side in job.sides:
-        # A slice has no part here if its documents are all on the other side, or were rejected.
-        new = [record.parts[side] for record in done if record.parts[side].num_documents]
-        builds[side], parts[side] = [], new
-        if job.settings.append:
-            earlier = read_manifest(job.directory / side)
-            is_done = len(earlier.builds) > job.first_build
-            parts[side] = [*earlier.parts, *([] if is_done else new)]
-            builds[side] = earlier.builds
-    split = {"generation": generation_of(parts)} if job.settings.split else {}
-    # The training side is committed last: `earlier_build` takes its manifest as the sign that
-    # both sides are there.
-    for side in reversed(job.sides):
-        # A build that was killed between the sides has committed the first one already.
-        if len(builds[side]) == job.first_build:
-            _commit_side(job, side, done, parts[side], builds[side], split)
-
-
-def _commit_side(
-    job: Job,
-    side: str,
-    done: list[SealedSlice],
-    parts: list[PartRecord],
-    builds: list[JsonObject],
-    split: JsonObject,
-) -> None:
-    """Write the reject log and then the manifest of one side."""
-    settings, directory = job.recorded, job.directory / side
-    counted = manifests.counts(parts)
-    tally = asdict(Tally.total(record.tally for record in done))
-    continued = tally.pop("continued")
-    rejects = [reject for record in done for reject in record.rejects]
-    inputs = [dict(each) for each in settings["inputs"]]
-    log = reject_lines(rejects, inputs)
-    for file, digest in input_digests(each for record in done for each in record.digests).items():
-        inputs[file]["digest"] = digest
-    reasons = dict(sorted(Counter(each.reason for each in rejects).items()))
-    # How many files follow each rule that "auto" found; none with any other setting.
-    rules = sum((Counter(record.rules) for record in done), Counter())
-    size, digest = write_file(directory / manifests.rejects_file(len(builds)), log)
-    contents = {
-        "format": "penstock-store",
-        "version": manifests.VERSION,
-        "dtype": job.tokenizer.dtype.name,
-        **manifests.shared_settings(settings),
-        "side": side or None,
-        **split,
-        "counts": counted,
-        "builds": [
-            *builds,
-            {
-                "slices": len(done),
-                "counts": tally | ({"pieces": tally["documents"] + continued} if continued else {}),
-                "rejects": {"bytes": size, "sha256": digest, "reasons": reasons},
-                "reading": settings["reading"],
-                **({"documents": dict(sorted(rules.items()))} if rules else {}),
-                **({"skipped_files": job.skipped} if job.skipped else {}),
-                "inputs": inputs,
-            },
-        ],
-    }
-    # The manifest is the commit point. Everything that it names must be on disk before it, and
-    # its own name must be on disk before the journal is removed.
-    sync_directory(directory)
-    write_file(directory / manifests.FILE_NAME, [manifests.manifest_bytes(contents, parts)])
-    sync_directory(directory)
+    target.end()

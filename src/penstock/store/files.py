@@ -276,9 +276,9 @@ def cache_directory() -> Path:
     return expand_user(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
 
 
-def remove_temporary(directory: Path) -> None:
-    """Remove the temporary files of killed writers; the caller holds the store's lock."""
-    for path in directory.glob(".*.tmp"):
+def remove_temporary(directory: Path, process: int | None = None) -> None:
+    """Remove the temporary files of killed writers, or of one; the caller holds the lock."""
+    for path in directory.glob(".*.tmp" if process is None else f".*.{process}.*.tmp"):
         remove_file(path)
 
 

@@ -77,6 +77,14 @@ class Folder:
             return os.path.samestat(path.stat(), os.fstat(self.descriptor))
         return False
 
+    @property
+    def identity(self) -> tuple[int, int] | None:
+        """The device and inode of the directory; None on Windows."""
+        if self.descriptor is None:
+            return None
+        found = os.fstat(self.descriptor)
+        return found.st_dev, found.st_ino
+
     def open(self, name: str, flags: int) -> int:
         """Open a file of the directory, and never through a link; returns its descriptor."""
         flags |= _BINARY | _NO_FOLLOW | _NO_WAIT
@@ -100,6 +108,19 @@ class Folder:
         """Remove a file or a link, if there is one."""
         with suppress(FileNotFoundError), naming(self.path / name):
             os.unlink(self._at(name), dir_fd=self.descriptor)
+
+    def link(self, path: Path, name: str) -> None:
+        """Give the file at `path` the second name `name`, by a hard link."""
+        # With a descriptor, Python follows links to `path`, as penstock does where it reads files.
+        with naming(self.path / name):
+            os.link(path.absolute(), self._at(name), dst_dir_fd=self.descriptor)
+
+    def holds(self, name: str, file: int) -> bool:
+        """Whether `name` is the open file with the descriptor `file`."""
+        with suppress(FileNotFoundError), naming(self.path / name):
+            found = os.stat(self._at(name), dir_fd=self.descriptor, follow_symlinks=False)
+            return os.path.samestat(found, os.fstat(file))
+        return False
 
     def make(self, name: str) -> None:
         """Make a directory, unless there is one."""

@@ -15,41 +15,34 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Literal, get_args
 
 from penstock.errors import MissingStoreError, StoreError, TokenizerError
 from penstock.paths import expand_user
-from penstock.sources.document import Batch, Reject, binary_array
+from penstock.sources.document import Batch, Reject
 from penstock.sources.files import InputFile
 from penstock.sources.listing import list_inputs
 from penstock.sources.notices import log_surprises
 from penstock.sources.read import read_slice
 from penstock.sources.settings import Format, ReadSettings, Texts
 from penstock.sources.slices import Slice, cut
-from penstock.sources.whole import IsCutSafe
+from penstock.store.cuts import cut_safety
 from penstock.store.manifest import JsonObject
 from penstock.store.part import SIDES, Split, parse_split
 from penstock.store.verify import recorded_names
-from penstock.tokenize.engines import Engine, TokenizersEngine
 from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from penstock.store.chats import ChatStage
+    from penstock.store.destination import Destination
 
 Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Texts
 EngineName = Literal["auto", "gigatoken", "tokenizers"]
+WorkersName = Literal["auto", "threads", "processes"]
 Report = Callable[["BuildProgress"], None]
 """A function that is called with the progress of a build."""
 
 _log = logging.getLogger("penstock")
-
-# A cut is tested with texts of these lengths on either side. In a run such as "aaaa…", a model
-# pairs letters from the beginning, so the ids may depend on the length. Sixteen lengths in a row
-# cover the possible remainders.
-_LENGTHS = range(48, 64)
-_LONG = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +78,7 @@ class BuildSettings:
     max_expansion: int
     engine: EngineName
     threads: int | None
+    workers: WorkersName = "threads"
     add_tokens: Literal["auto"] | Sequence[str] | None = None
     chat: object = None
     split: str | None = None
@@ -94,6 +88,9 @@ class BuildSettings:
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
             raise StoreError(f"threads must be at least 1; got {self.threads}.")
+        if self.workers not in (known := get_args(WorkersName)):
+            names = ", ".join(f'"{each}"' for each in known)
+            raise StoreError(f"workers={self.workers!r} is not known. Choose one of {names}.")
         if not self.max_bad >= 0:  # also refuses NaN
             raise StoreError(
                 f"max_bad={self.max_bad} is neither a share nor a number of records. Give a share "
@@ -149,6 +146,8 @@ class Job:
     """Whether parts are read while others are built. Then all threads together make the first
     slice, and one thread makes the others as long as no reader waits. Parts are announced before
     they are on disk, and they are compared with the reference tokenizer after that."""
+    remote: "Destination | None" = None
+    """Where sealed parts are sent; `directory` is then a staging directory on this machine."""
 
     @property
     def num_threads(self) -> int:
@@ -300,50 +299,3 @@ def _edge_id(tokenizer: Tokenizer, wanted: bool | str, which: Literal["eos", "bo
             f"{'ends' if which == 'eos' else 'begins'} a document. {_EDGE_ADVICE[which]}"
         )
     return found
-
-
-def cut_safety(engine: Engine, reference: Engine | None = None) -> IsCutSafe:
-    r"""A function that says whether a text may be cut at a place without changing a token id.
-
-        left ┆ right      ids(left + right) == ids(left) + ids(right), for windows of several
-                          lengths, and left and right share no pre-token
-
-    The second condition extends the first one beyond the windows. A model sees one pre-token at
-    a time, so text further away cannot influence ids across the cut. Without it, a model that
-    pairs up "aaaa…" from its beginning may or may not end with a token that crosses the cut,
-    depending on whether the number of letters is odd or even. The pre-tokens of a tokenizer object
-    that the user wrote are unknown. For such an object, the windows alone decide.
-
-    Args:
-        engine: The engine that tokenizes.
-        reference: Another engine for the same tokenizer, which may know its pre-tokens.
-
-    >>> from penstock import load_tokenizer
-    >>> is_safe = cut_safety(load_tokenizer("gpt2").reference)
-    >>> is_safe("one\n", "two"), is_safe("one\n\n", "two"), is_safe("on", "e")
-    (True, False, False)
-    """
-    known = next((each for each in (engine, reference) if isinstance(each, TokenizersEngine)), None)
-
-    def is_safe(left: str, right: str) -> bool:
-        last = _LENGTHS.stop
-        # First, because it is one call, and the windows below are 33 texts and their halves.
-        if known is not None and not known.splits(left[-last:], right[:last]):
-            return False
-        windows = [(left[-length:], right[:last]) for length in _LENGTHS]
-        windows += [(left[-last:], right[:length]) for length in _LENGTHS]
-        return _agree(engine, [*windows, (left[-_LONG:], right[:_LONG])])
-
-    return is_safe
-
-
-def _agree(engine: Engine, windows: list[tuple[str, str]]) -> bool:
-    """Whether the ids of the two sides of every window are the ids of both in one text."""
-    # A set: most texts occur in several windows. All of them are encoded in one call.
-    texts = {text for one, two in windows for text in (one, two, one + two)}
-    ids, offsets = engine.encode(binary_array([text.encode() for text in texts]))
-    parts = dict(zip(texts, np.split(ids, offsets[1:-1]), strict=True))
-    return all(
-        np.array_equal(np.concatenate((parts[one], parts[two])), parts[one + two])
-        for one, two in windows
-    )

@@ -48,7 +48,7 @@ from penstock.loader.batch_format import LabelBatch, PairBatch
 from penstock.paths import expand_user
 from penstock.rows.windows import Windows
 from penstock.store.build import build
-from penstock.store.job import cut_safety
+from penstock.store.cuts import cut_safety
 from penstock.store.reader import TokenStore
 from penstock.tokenize.engines import ObjectEngine
 from penstock.transforms.transform import Transform, Transformed, needs_borders

@@ -1,0 +1,531 @@
+"""Stores that are built in object storage: the bytes of a local build, one writer, safe to kill."""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+
+import pytest
+
+import penstock
+from penstock.errors import MissingStoreError, PenstockError, RemoteError, StoreError
+
+pytestmark = pytest.mark.usefixtures("small_slices")
+SETTINGS = {"tokenizer": "bytes", "documents": "lines", "max_bad": 10}
+# Builds the first argument to the second, with the settings of the third as JSON.
+CHILD = """
+import json, sys
+import penstock
+from penstock.sources.slices import cut
+import importlib; b = importlib.import_module("penstock.store.build")  # INTERIM
+real = b.TokenStore  # INTERIM
+b.TokenStore = lambda p: None if "://" in str(p) else real(p)  # INTERIM
+
+cut.__kwdefaults__["slice_bytes"] = 4_000
+print("begin", flush=True)
+try:
+    penstock.build(sys.argv[1], sys.argv[2], **json.loads(sys.argv[3]))
+    print("end", flush=True)
+except penstock.errors.PenstockError as error:
+    print(f"{type(error).__name__}: {error}", flush=True)
+"""
+
+
+def build(inputs, store, **settings):
+    return penstock.build(inputs, store, **{**SETTINGS, **settings})
+
+
+def start(inputs, url, **settings):
+    """Begin a build in another process."""
+    text = json.dumps({**SETTINGS, **settings})
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(inputs), url, text],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _interim(monkeypatch):  # INTERIM
+    import importlib
+
+    b, c = (importlib.import_module(f"penstock.store.{n}") for n in ("build", "copy"))
+    real = b.TokenStore
+    fake = lambda p: None if "://" in str(p) else real(p)
+    monkeypatch.setattr(b, "TokenStore", fake)
+    monkeypatch.setattr(c, "TokenStore", fake)
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    """A file of a few slices, with a record that is refused."""
+    lines = [f"line {number} of some text {number * 7919}\n" for number in range(400)]
+    (tmp_path / "in.txt").write_bytes("".join(lines).encode() + b"bad \xff byte\n")
+    return tmp_path / "in.txt"
+
+
+@pytest.fixture
+def more(tmp_path):
+    """Another file."""
+    (tmp_path / "more.txt").write_text("".join(f"more text, line {n}\n" for n in range(300)))
+    return tmp_path / "more.txt"
+
+
+@pytest.fixture
+def local(inputs, tmp_path, sums):
+    """The digests of the files that a local build of `inputs` makes."""
+    return sums(build(inputs, tmp_path / "local").path)
+
+
+@pytest.fixture
+def url(bucket):
+    return f"{bucket.url}/some/store"
+
+
+def found(bucket, prefix="some/store"):
+    """The digests of all objects of the store."""
+    objects = bucket.objects(prefix)
+    return {name: hashlib.sha256(data).hexdigest() for name, data in objects.items()}
+
+
+def lose_cache(monkeypatch, tmp_path):
+    """Continue as on another machine: without the staging directory and the cache."""
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / f"cache-{os.urandom(4).hex()}"))
+
+
+def test_a_remote_store_has_the_bytes_of_a_local_one(bucket, url, inputs, local):
+    store = build(inputs, url)
+
+    assert found(bucket) == local
+    assert store.num_tokens == len(inputs.read_bytes()) - len(b"bad \xff byte\n")
+    assert url in repr(store)
+
+
+def test_an_append_gives_the_bytes_of_a_local_append(bucket, url, inputs, more, tmp_path, sums):
+    for place in (tmp_path / "local", url):
+        build(inputs, place)
+        build(more, place, append=True)
+
+    assert found(bucket) == sums(tmp_path / "local")
+
+
+def test_both_sides_of_a_split_are_written(bucket, url, inputs, more, tmp_path, sums):
+    for place in (tmp_path / "local", url):
+        build(inputs, place, split="hash:0.2")
+        build(more, place, split="hash:0.2", append=True)
+
+    assert found(bucket) == sums(tmp_path / "local")
+
+
+def test_parts_are_deleted_here_when_they_are_there(bucket, url, inputs, tmp_path):
+    cache, left = tmp_path / "cache" / "building", []
+
+    def on_request(request):
+        if request.method == "PUT":
+            left.append([path.name for path in cache.rglob("part-*")])
+
+    bucket.proxy.set(on_request=on_request)
+    build(inputs, url, threads=1)
+
+    assert any(left)
+    assert not left[-1]  # before the manifest is put
+
+
+def test_the_same_build_returns_at_once_and_another_is_refused(bucket, url, inputs, more, local):
+    build(inputs, url)
+    bucket.proxy.set()
+
+    build(inputs, url)
+
+    assert bucket.proxy.count("PUT") == 0
+    with pytest.raises(StoreError, match=rf"^{url} is a finished store that was built differently"):
+        build(more, url)
+    with pytest.raises(StoreError, match=rf"are in {url} already|is in {url} already"):
+        build(inputs, url, append=True)
+    assert found(bucket) == local
+
+
+def test_what_is_not_a_store_is_not_touched(bucket, url, inputs):
+    bucket.put("some/store/notes.txt", b"mine")
+
+    with pytest.raises(StoreError, match=rf"{url} is not empty and not a store; it holds notes"):
+        build(inputs, url)
+    with pytest.raises(StoreError, match=r"is not only a store: it holds notes\.txt"):
+        build(inputs, url, overwrite=True)
+    assert list(bucket.objects()) == ["some/store/notes.txt"]
+
+
+def test_overwrite_replaces_a_store(bucket, url, inputs, more, local):
+    build(more, url, split="hash:0.5")
+
+    build(inputs, url, overwrite=True)
+
+    assert found(bucket) == local
+
+
+def test_an_append_needs_a_store(bucket, url, inputs):
+    with pytest.raises(MissingStoreError, match=rf"{url} has no penstock\.json"):
+        build(inputs, url, append=True)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://host/store", "hf://datasets/a/b/store", "s3://bucket/store?sig=hunter2"]
+)
+def test_a_url_that_cannot_be_written_is_refused(url, inputs):
+    with pytest.raises(StoreError, match="cannot be written. Write to s3://, gs:// or az://") as no:
+        build(inputs, url)
+    assert "hunter2" not in str(no.value)
+
+
+def test_a_stream_is_not_written_to_object_storage(url, inputs):
+    with pytest.raises(StoreError, match=rf"{url} is in object storage.*Stream to a directory"):
+        penstock.stream(inputs, url, tokenizer="bytes")
+
+
+def kill_at(bucket, process, number, method="PUT"):
+    """Kill a process when the proxy receives its n-th request of a method."""
+    seen = []
+
+    def on_request(request):
+        seen.append(request.method)
+        if seen.count(method) >= number:
+            process().kill()
+            process().wait(30)
+
+    bucket.proxy.set(on_request=on_request)
+
+
+def num_puts(bucket, inputs, url, **settings):
+    bucket.proxy.set()
+    build(inputs, url, **settings)
+    return bucket.proxy.count("PUT")
+
+
+def killed_builds(bucket, inputs, url, points, monkeypatch, tmp_path, **settings):
+    """Builds that were killed at these requests, each then finished here, as on another machine."""
+    for point in points:
+        started = []
+        kill_at(bucket, lambda: started[0], point)  # noqa: B023  (used before the next round)
+        started.append(start(inputs, f"{url}-{point}", **settings))
+        output = started[0].communicate(timeout=60)[0]
+        bucket.proxy.set()
+        lose_cache(monkeypatch, tmp_path)
+        yield point, "end" not in output
+
+
+def test_a_killed_build_is_resumed_on_another_machine(
+    bucket, url, inputs, local, monkeypatch, tmp_path
+):
+    """At requests for parts, a record of a slice, and the manifest."""
+    total = num_puts(bucket, inputs, f"{bucket.url}/whole")
+    for point, is_killed in killed_builds(
+        bucket, inputs, url, [2, total // 2, total], monkeypatch, tmp_path
+    ):
+        assert is_killed
+        before = {name for name in found(bucket, f"some/store-{point}") if name.startswith("part-")}
+        build(inputs, f"{url}-{point}")
+        assert found(bucket, f"some/store-{point}") == local
+        # Parts that are there are not sent again, except those of slices without a record.
+        again = sum(
+            bucket.proxy.counts["PUT", f"/{bucket.name}/some/store-{point}/{n}"] for n in before
+        )
+        assert again <= 12
+
+
+@pytest.mark.torture
+def test_a_build_killed_at_every_request_is_resumed(
+    bucket, url, inputs, more, local, monkeypatch, tmp_path, figure, sums
+):
+    total = num_puts(bucket, inputs, f"{bucket.url}/whole")
+    points = range(1, total + 1)
+    for point, _ in killed_builds(bucket, inputs, url, points, monkeypatch, tmp_path):
+        build(inputs, f"{url}-{point}")
+        assert found(bucket, f"some/store-{point}") == local
+    split = {"split": "hash:0.2", "append": True}
+    build(inputs, tmp_path / "split", split="hash:0.2")
+    build(more, tmp_path / "split", **split)
+    expected = sums(tmp_path / "split")
+    build(inputs, f"{bucket.url}/whole-split", split="hash:0.2")
+    appends = num_puts(bucket, more, f"{bucket.url}/whole-split", **split)
+    for point in range(1, appends + 1):
+        build(inputs, f"{url}-{point}", split="hash:0.2", overwrite=True)
+    for point, _ in killed_builds(
+        bucket, more, url, range(1, appends + 1), monkeypatch, tmp_path, **split
+    ):
+        with suppress(StoreError):  # the append was complete
+            build(more, f"{url}-{point}", **split)
+        assert found(bucket, f"some/store-{point}") == expected
+    figure(f"killed at each of {total} PUTs of a build and {appends} of an append with a split")
+
+
+def test_a_build_that_failed_may_have_other_settings_next(bucket, url, inputs, local):
+    with pytest.raises(penstock.errors.SourceError, match="1 of 401 records were rejected"):
+        build(inputs, url, max_bad=0, eos=False)
+    assert any(name.startswith("part-") for name in found(bucket))
+
+    build(inputs, url)
+
+    assert found(bucket) == local
+
+
+def test_an_unfinished_build_is_not_taken_for_another(bucket, url, inputs, more, monkeypatch):
+    started = []
+    kill_at(bucket, lambda: started[0], 4)
+    started.append(start(inputs, url))
+    started[0].communicate(timeout=60)
+    bucket.proxy.set()
+
+    with pytest.raises(StoreError, match=rf"^{url} holds an unfinished build with other settings"):
+        build(more, url)
+    build(more, url, overwrite=True)
+    assert (
+        penstock.store.manifest.parse_manifest(
+            bucket.objects("some/store")["penstock.json"], ""
+        ).inputs[0]["name"]
+        == "more.txt"
+    )
+    assert not [name for name in found(bucket) if name.startswith(".building")]
+
+
+def test_a_part_that_somebody_deleted_is_made_again(bucket, url, inputs, local, monkeypatch):
+    started = []
+    kill_at(bucket, lambda: started[0], 8)
+    started.append(start(inputs, url))
+    started[0].communicate(timeout=60)
+    bucket.proxy.set()
+    part = min(name for name in found(bucket) if name.startswith("part-"))
+    bucket.delete(f"some/store/{part}")
+
+    build(inputs, url)
+
+    assert found(bucket) == local
+
+
+def test_an_object_with_other_contents_is_never_replaced(bucket, url, inputs):
+    """Somebody writes a part of another store while this build runs."""
+
+    def on_request(request):
+        if request.path.endswith("/settings.json") and request.method == "PUT":
+            bucket.put("some/store/part-00001.bounds.npy", b"of another store")
+
+    bucket.proxy.set(on_request=on_request)
+    with pytest.raises(StoreError, match=r"part-00001\.bounds\.npy is there already, with other"):
+        build(inputs, url)
+    assert bucket.objects()["some/store/part-00001.bounds.npy"] == b"of another store"
+    assert "penstock.json" not in found(bucket)
+
+
+class Builder:
+    """A process with a separate cache that runs one build after the other."""
+
+    CODE = """
+import json, os, sys
+import penstock
+from penstock.sources.slices import cut
+import importlib; b = importlib.import_module("penstock.store.build")  # INTERIM
+real = b.TokenStore  # INTERIM
+b.TokenStore = lambda p: None if "://" in str(p) else real(p)  # INTERIM
+
+cut.__kwdefaults__["slice_bytes"] = 4_000
+for line in sys.stdin:
+    order = json.loads(line)
+    os.environ["PENSTOCK_CACHE"] = order.pop("cache")
+    try:
+        penstock.build(**order)
+        print(json.dumps("built"), flush=True)
+    except penstock.errors.PenstockError as error:
+        print(json.dumps(f"{type(error).__name__}: {error}"), flush=True)
+"""
+
+    def __init__(self, cache):
+        self.cache, self.round = cache, 0
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self.CODE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def begin(self, inputs, url, **settings):
+        self.round += 1
+        order = {"inputs": str(inputs), "store": url, **SETTINGS, **settings}
+        order["cache"] = str(self.cache / str(self.round))
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+
+    def result(self):
+        return json.loads(self._process.stdout.readline())
+
+    def stop(self):
+        self._process.kill()
+        self._process.wait(30)
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+
+@pytest.fixture
+def builders(bucket, tmp_path):
+    """Two machines, as far as object storage can see."""
+    both = [Builder(tmp_path / f"machine-{number}") for number in range(2)]
+    yield both
+    for each in both:
+        each.stop()
+
+
+def delays(bucket, seed):
+    """Let requests arrive at slightly different times in each round."""
+
+    def on_request(request):
+        text = f"{seed} {request.method} {request.path} {os.urandom(1)[0] % 2}"
+        time.sleep(hashlib.sha256(text.encode()).digest()[0] / 256 * 0.03)
+
+    bucket.proxy.set(on_request=on_request)
+
+
+LOST = r"StoreError: .*(Another process|holds an unfinished|is a finished store|is there already)"
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.torture)])
+def test_of_two_writers_one_wins_and_the_other_says_so(
+    rounds, bucket, builders, inputs, more, tmp_path, sums, figure
+):
+    """Two builds of different inputs at the same URL, and then two appends of different inputs."""
+    (tmp_path / "third.txt").write_text("a third text\n" * 99)
+    files = [inputs, more, tmp_path / "third.txt"]
+    expected, both = {}, 0
+    for chain in ([0], [1], [2, 0], [2, 1], [2, 0, 1], [2, 1, 0]):
+        place = tmp_path / f"local-{chain}"
+        for number in chain:
+            build(files[number], place, append=number != chain[0])
+        expected[str(chain)] = sums(place)
+    for round_ in range(rounds):
+        for is_append in (False, True):
+            delays(bucket, round_)
+            url, prefix = f"{bucket.url}/{round_}-{is_append}", f"{round_}-{is_append}"
+            if is_append:
+                build(files[2], url)
+            for number, each in enumerate(builders):
+                each.begin(files[number], url, append=is_append)
+            results = [each.result() for each in builders]
+            won = [number for number, result in enumerate(results) if result == "built"]
+            both += len(won) - 1
+            assert won, results
+            assert all(result == "built" or re.match(LOST, result) for result in results), results
+            first = [2] * is_append
+            chains = [[*first, *won], [*first, *reversed(won)]]
+            assert found(bucket, prefix) in [expected.get(str(chain)) for chain in chains], results
+    figure(f"{2 * rounds} races of two writers; in {both} of them the second append came later")
+
+
+def test_two_machines_with_the_same_build_make_one_store(bucket, builders, inputs, url, local):
+    build(inputs, f"{bucket.url}/other")  # not the first use of the server
+    for each in builders:
+        each.begin(inputs, url)
+
+    results = [each.result() for each in builders]
+
+    assert "built" in results
+    assert all(each == "built" or "at the same moment" in each for each in results), results
+    assert found(bucket) == local
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_a_writer_that_lost_its_claim_cannot_commit(
+    append, bucket, builders, url, inputs, more, tmp_path, sums
+):
+    """Somebody deletes what is unfinished while a build waits for its last request."""
+    (tmp_path / "third.txt").write_text("a third text\n" * 99)
+    if append:
+        build(tmp_path / "third.txt", url)
+        build(tmp_path / "third.txt", tmp_path / "local")
+    arrived, released = threading.Event(), threading.Event()
+
+    def on_request(request):
+        if (
+            request.method == "PUT"
+            and request.path.endswith("/penstock.json")
+            and not arrived.is_set()
+        ):
+            arrived.set()
+            released.wait(30)
+
+    kept = set(bucket.objects())
+    bucket.proxy.set(on_request=on_request)
+    builders[0].begin(inputs, url, append=append)
+    assert arrived.wait(30)
+    for name in set(bucket.objects()) - kept:
+        bucket.delete(name)
+    builders[1].begin(more, url, append=append)
+    assert builders[1].result() == "built"
+    released.set()
+
+    assert re.match(r"StoreError: Another process committed s3://.* first", builders[0].result())
+    build(more, tmp_path / "local", append=append)
+    assert found(bucket) == sums(tmp_path / "local")
+
+
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 40), marks=pytest.mark.torture)])
+def test_with_faults_a_build_is_right_or_says_what_is_wrong(
+    seeds, bucket, inputs, more, tmp_path, sums, monkeypatch, figure
+):
+    """30 % of all requests fail in some way; the deadline of a request is 12 seconds."""
+    monkeypatch.setenv("PENSTOCK_REMOTE_SECONDS", "12")
+    for place in (tmp_path / "local",):
+        build(inputs, place)
+        build(more, place, append=True)
+    expected, failed, faults = sums(tmp_path / "local"), 0, 0
+    for seed in seeds:
+        url = f"{bucket.url}/{seed}"
+        bucket.proxy.set(rate=0.3, seed=seed, stall_seconds=20)
+        try:
+            build(inputs, url)
+            build(more, url, append=True)
+        except PenstockError as error:
+            failed += 1
+            assert isinstance(error, RemoteError), error
+        faults += sum(bucket.proxy.faults.values())
+        bucket.proxy.set()
+        with suppress(StoreError):  # what is done already is refused
+            build(inputs, url)
+        with suppress(StoreError):
+            build(more, url, append=True)
+        assert found(bucket, str(seed)) == expected
+    figure(f"{len(seeds)} builds and appends, {faults} faults, {failed} ended in a RemoteError")
+
+
+def test_no_secret_is_written_or_printed(bucket, inputs, more, tmp_path, caplog, monkeypatch):
+    """Those of the environment and of the URL, in what is stored, logged, shown and raised."""
+    secrets = (bucket.secret, "s3cr3t-token", "pass-word-1")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", secrets[1])
+    monkeypatch.setenv("PENSTOCK_REMOTE_SECONDS", "2")
+    caplog.set_level(logging.DEBUG)
+    logging.getLogger("werkzeug").propagate = False
+    shown = []
+    url = f"s3://me:{secrets[2]}@{bucket.name}/store"
+
+    def attempt(*arguments, **settings):
+        try:
+            shown.append(repr(build(*arguments, **settings)))
+        except Exception as error:  # noqa: BLE001  (whatever it is, it must not show a secret)
+            shown.append("".join(traceback.format_exception(error)))
+
+    for kinds in ((), ("503",), ("reset",), ("short",), ("wrong",)):
+        bucket.proxy.set(rate=1 if kinds else 0, kinds=kinds, stall_seconds=1)
+        for place in (f"{bucket.url}/store", url, f"s3://absent-{bucket.name}/store"):
+            attempt(inputs, place)
+            attempt(more, place, append=True)
+    written = b"".join(bucket.objects().values())
+    written += b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    for secret in secrets:
+        assert secret not in "".join(shown)
+        assert secret not in caplog.text
+        assert secret.encode() not in written
+    assert any("RemoteError" in text for text in shown)
