@@ -58,6 +58,11 @@ class Server:
         with self._lock:
             return [path for each, path, _ in self._lines if each == method and text in path]
 
+    def forget(self):
+        """Forget all requests so far."""
+        with self._lock:
+            self._lines.clear()
+
     def new_bucket(self):
         name = f"bucket-{next(_numbers)}"
         put = urllib.request.Request(f"{self.endpoint}/{name}", method="PUT")

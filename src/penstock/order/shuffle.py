@@ -50,10 +50,11 @@ class Block:
 
     def __post_init__(self) -> None:
         for name, value in (("rows", self.rows), ("group", self.group)):
-            if value == "part" and name == "rows":
-                continue
-            if isinstance(value, str) or not 1 <= value <= 2**30:
-                raise PlanError(f"Block({name}=…) must be from 1 to 2^30; got {value!r}.")
+            if name == "rows" and isinstance(value, str):
+                if value != "part":
+                    raise PlanError(f'Block(rows=…) must be a number or "part"; got {value!r}.')
+            elif isinstance(value, str) or not 1 <= value <= 2**30:
+                raise PlanError(f"Block({name}=…) must be from 1 to 2^30; got {value:,}.")
 
 
 REMOTE_BLOCK = Block(rows="part", group=4)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from penstock.errors import RemoteError, StoreError
+from penstock.errors import MissingStoreError, RemoteError, StoreError
 from penstock.paths import NamedFile
 from penstock.remote.objects import Objects
 from penstock.store.files import cache_directory, digest_file, room_for
@@ -113,8 +113,16 @@ class FileCache:
         Raises:
             RemoteError: the server sends other contents twice, or nothing before the deadline.
         """
+        until = time.monotonic() + self.objects.seconds
+        try:
+            return self._fetch(file, until, wait=wait)
+        except MissingStoreError:
+            raise
+        except FileNotFoundError:  # somebody deleted the cache during the download
+            return self._fetch(file, until, wait=wait)
+
+    def _fetch(self, file: RemoteFile, until: float, *, wait: bool) -> bool:
         objects = self.objects
-        until = time.monotonic() + objects.seconds
         self._make_directories()
         with self._locked(file.sha256[:2], until if wait else time.monotonic()) as is_held:
             if not is_held:

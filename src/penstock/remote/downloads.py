@@ -12,6 +12,7 @@ import sys
 import threading
 from collections import deque
 from concurrent.futures import Future
+from pathlib import Path
 from typing import NamedTuple
 
 from penstock.remote.cache import FileCache, RemoteFile
@@ -26,6 +27,11 @@ class MissingFile(NamedTuple):
 
     cache: FileCache
     file: RemoteFile
+
+    @property
+    def key(self) -> tuple[Path, str]:
+        """The same for equal files, of whatever store."""
+        return self.cache.directory, self.file.sha256
 
 
 class _Job:
@@ -43,16 +49,16 @@ class _Downloads:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._queue: deque[_Job] = deque()
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[tuple[Path, str], _Job] = {}
         self._threads: list[threading.Thread] = []
         self._num_idle = 0
 
     def begin(self, missing: MissingFile, *, is_urgent: bool) -> "Future[bool]":
         """Ask for a file; a file that is asked for twice is downloaded once."""
         with self._changed:
-            job = self._jobs.get(missing.file.sha256)
+            job = self._jobs.get(missing.key)
             if job is None:
-                job = self._jobs[missing.file.sha256] = _Job(missing)
+                job = self._jobs[missing.key] = _Job(missing)
                 (self._queue.appendleft if is_urgent else self._queue.append)(job)
             elif is_urgent and not job.is_urgent and job in self._queue:
                 self._queue.remove(job)
@@ -81,7 +87,7 @@ class _Downloads:
             except Exception as error:  # noqa: BLE001  (raised where the file is needed)
                 is_here = error
             with self._changed:
-                del self._jobs[job.missing.file.sha256]
+                del self._jobs[job.missing.key]
             if isinstance(is_here, BaseException):
                 job.done.set_exception(is_here)
             else:

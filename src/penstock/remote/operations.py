@@ -127,13 +127,15 @@ def download(place: Place, name: str, path: str, size: int, seconds: float) -> s
     An attempt that fails is continued by the next one where it ended. The caller compares the
     SHA-256: only that shows that all bytes are right.
     """
-    client, flags = place.client, os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    # Not truncated: the cache has reserved the space of the file by its size.
+    client, flags = place.client, os.O_WRONLY | os.O_CREAT
     digest = hashlib.sha256()
     done = 0
 
     def attempt() -> str:
         nonlocal done, digest
-        if done == size == 0:
+        if size == 0:
+            stream.truncate(0)
             return digest.hexdigest()
         try:
             for chunk in _chunks(client, name, done, size):
@@ -141,11 +143,11 @@ def download(place: Place, name: str, path: str, size: int, seconds: float) -> s
                 digest.update(chunk)
                 done += len(chunk)
         except _NoRanges:  # the server sends whole files only
-            stream.truncate(0)
             stream.seek(0)
             done, digest = 0, hashlib.sha256()
             raise WrongBytes("the server does not send parts of a file") from None
         _check_length(done, size)
+        stream.truncate(size)
         return digest.hexdigest()
 
     with os.fdopen(open_regular(Path(path), flags), "wb", buffering=0) as stream:

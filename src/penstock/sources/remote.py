@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from penstock.errors import MissingExtraError, SourceError
-from penstock.paths import redacted
+from penstock.paths import redacted as redacted
 
 _HEADER_SECONDS = 30.0
 
