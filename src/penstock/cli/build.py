@@ -12,6 +12,7 @@ import typer
 from penstock.cli import options, terminal
 from penstock.cli.options import open_at, option, path_option
 from penstock.cli.progress import build_bar
+from penstock.cli.tasks import run_task
 from penstock.cli.units import duration_text, number_of, size_text
 from penstock.errors import StoreError
 
@@ -77,6 +78,19 @@ def build_command(
     threads: Annotated[
         int | None, option("Slices to tokenize at once. By default, one per core.", "NUMBER")
     ] = None,
+    workers: Annotated[
+        Literal["auto", "threads", "processes"],
+        option("Who tokenizes. auto: processes for more than four threads and 1 GB of text."),
+    ] = "auto",
+    memory: Annotated[
+        str | None, option("Tokenize fewer slices at once, to use less memory.", "SIZE")
+    ] = None,
+    task: Annotated[
+        str | None, option("Make only the share of task I (from 0) of N tasks.", "I/N")
+    ] = None,
+    commit: Annotated[
+        bool, option("Finish a store whose shares were made by tasks.", None, "--commit")
+    ] = False,
     as_json: options.AsJson = False,
     quiet: Annotated[bool, option("Print nothing but errors.", None, "--quiet", "-q")] = False,
 ) -> None:
@@ -100,6 +114,11 @@ def build_command(
     not trained on (--rewritten mask), trained on without the omitted part (train), or make the
     conversation a rejected one (refuse).
 
+    --task and --commit share a build between machines that share the directory of the store: run
+    the same command with --task 0/64 to --task 63/64, and then once with --commit.
+
+    --memory takes a size such as 8GB. It limits how many slices are in memory at once.
+
     penstock build corpus.txt -o stores/corpus
 
     penstock build 'web/*.jsonl.zst' -o stores/web --split hash:0.01
@@ -109,6 +128,10 @@ def build_command(
     if eos_token is not None and not eos:
         raise typer.BadParameter(
             "--no-eos and --eos-token contradict each other: leave one of them out."
+        )
+    if task is not None and commit:
+        raise typer.BadParameter(
+            "--task makes a share of the store, and --commit finishes it: leave one of them out."
         )
     if chat is None and (chat_date, rewritten) != (None, "mask"):
         raise typer.BadParameter("--chat-date and --rewritten need a chat template: set --chat.")
@@ -129,30 +152,34 @@ def build_command(
             parses = special_tokens == "parse"
             chat_settings |= {"date": chat_date, "rewritten": rewritten}
             chat_settings = {"chat": Chat(chat, loaded, special_in_content=parses, **chat_settings)}
-        stores, values = measured_build(
-            inputs,
-            store,
-            bar=not (quiet or as_json),
-            tokenizer=loaded,
-            format=format,
-            documents=documents,
-            field=field,
-            errors=errors,
-            newlines=newlines,
-            eos=eos if eos_token is None else eos_token,
-            bos=bos if bos_token is None else bos_token,
-            special_tokens=in_text,
-            split=split,
-            append=append,
-            overwrite=overwrite,
-            read_back=read_back,
-            max_bad=max_bad,
-            max_document_bytes=max_document_bytes,
-            max_expansion=max_expansion,
-            engine=engine,
-            threads=threads,
+        settings = {
+            "tokenizer": loaded,
+            "format": format,
+            "documents": documents,
+            "field": field,
+            "errors": errors,
+            "newlines": newlines,
+            "eos": eos if eos_token is None else eos_token,
+            "bos": bos if bos_token is None else bos_token,
+            "special_tokens": in_text,
+            "split": split,
+            "append": append,
+            "overwrite": overwrite,
+            "read_back": read_back,
+            "max_bad": max_bad,
+            "max_document_bytes": max_document_bytes,
+            "max_expansion": max_expansion,
+            "engine": engine,
+            "threads": threads,
+            "workers": workers,
+            "memory": memory,
             **chat_settings,
-        )
+        }
+        bar = not (quiet or as_json)
+        if task is not None:
+            run_task(task, inputs, store, settings, bar=bar, as_json=as_json, quiet=quiet)
+            return
+        stores, values = measured_build(inputs, store, bar=bar, commit=commit, **settings)
     if as_json:
         terminal.print_json({**values, "engine": loaded.engine.name})
     elif not quiet:
@@ -183,7 +210,8 @@ def measured_build(
         inputs: Files, as for `penstock.build`.
         directory: The directory of the store.
         bar: Draw a progress bar if stderr is a terminal.
-        settings: Other arguments of `penstock.build`.
+        settings: Other arguments of `penstock.build`. With `commit=True`, the build of several
+            tasks is finished.
 
     Returns:
         The stores by side of the split (without a split, the only side is ""), and the object that
@@ -192,6 +220,7 @@ def measured_build(
     from penstock.store.build import build
     from penstock.store.reader import manifest_at
     from penstock.store.sides import stores_at
+    from penstock.store.tasks import commit_tasks
 
     before: list[str] = []
     # There is no store yet, or it is not finished. The build reports what is wrong, if anything.
@@ -211,7 +240,10 @@ def measured_build(
     started = time.monotonic()
     try:
         with build_bar(shown=bar) as (meter, report):
-            build(inputs, directory, progress=report, **settings)
+            if settings.pop("commit", False):
+                commit_tasks(inputs, directory, **settings)
+            else:
+                build(inputs, directory, progress=report, **settings)
     # The library does not know the command line, so the advice is added here.
     except KeyboardInterrupt as error:
         kept = "Finished parts are kept: the same command resumes the build."
