@@ -529,3 +529,26 @@ def test_no_secret_is_written_or_printed(bucket, inputs, more, tmp_path, caplog,
         assert secret not in caplog.text
         assert secret.encode() not in written
     assert any("RemoteError" in text for text in shown)
+
+
+def test_the_command_builds_and_inspects_a_remote_store(bucket, inputs, invoke, run_json):
+    url = f"{bucket.url}/store"
+    settings = ("--tokenizer", "bytes", "--documents", "lines", "--max-bad", "1")
+
+    done = run_json("build", inputs, "-o", url, *settings)
+    assert done["stores"][0]["path"] == url
+    assert not done["finished_before"]
+    assert not done["resumed"]
+    assert run_json("build", inputs, "-o", url, *settings)["finished_before"]
+    shown = invoke("build", inputs, "-o", url, *settings).stdout
+    assert f"{url} is already finished" in shown
+    assert f"next: penstock info {url}" in shown
+    assert str(done["num_documents"]) in invoke("info", url).stdout
+    failed = invoke("build", inputs, "-o", url, *settings, "--task", "0/2", code=1).stderr
+    assert "is in object storage, and tasks share a directory" in failed
+
+
+def test_process_workers_make_the_same_remote_store(bucket, url, inputs, local):
+    build(inputs, url, workers="processes", threads=4)
+
+    assert found(bucket) == local

@@ -44,8 +44,9 @@ from penstock.store.uploads import as_name, in_threads, upload_file
 
 WRITABLE = ("s3", "gs", "az")
 """How URLs of stores begin that can be written."""
-_BUILDING = ".building"
-_SETTINGS = f"{_BUILDING}/settings.json"
+BUILDING = ".building"
+"""The directory of the journal, below the URL of a store."""
+_SETTINGS = f"{BUILDING}/settings.json"
 _ATTEMPTS = 3
 _SHOWN = 5
 # The files of a store besides its manifests.
@@ -98,7 +99,7 @@ class Destination:
                 if side:
                     make_directory(self.staging / side)
                 write_file(self.staging / name, [self._manifests[side][0]])
-        names = [name for name, _ in self._objects.list(_BUILDING)]
+        names = [name for name, _ in self._objects.list(BUILDING)]
         # Without settings, the records belong to a build that is finished.
         if _SETTINGS in names:
             in_threads(self._pull_record, names)
@@ -113,7 +114,7 @@ class Destination:
                 remove_file(path)
 
     def _pull_record(self, name: str) -> None:
-        file = name.removeprefix(f"{_BUILDING}/")
+        file = name.removeprefix(f"{BUILDING}/")
         local = {"settings.json": ".building.json", "failed": ".failed"}.get(file, f".{file}")
         is_json = file.endswith(".json")
         try:
@@ -166,7 +167,7 @@ class Destination:
             for name in listed
             if name not in manifests
             and not _OURS.fullmatch(name)
-            and not name.startswith(f"{_BUILDING}/")
+            and not name.startswith(f"{BUILDING}/")
         ]
         if others:
             raise StoreError(
@@ -189,7 +190,7 @@ class Destination:
             StoreError: another process was faster, or the URL holds other files.
         """
         if self._settings is not None:
-            self._objects.delete(f"{_BUILDING}/failed")
+            self._objects.delete(f"{BUILDING}/failed")
             return
         if not self._manifests:
             self._refuse_foreign()
@@ -217,7 +218,7 @@ class Destination:
         return None
 
     def _refuse_foreign(self) -> None:
-        found = [name for name, _ in self._objects.list() if not name.startswith(f"{_BUILDING}/")]
+        found = [name for name, _ in self._objects.list() if not name.startswith(f"{BUILDING}/")]
         if found:
             raise StoreError(
                 f"{self.shown} is not empty and not a store; it holds {', '.join(found[:_SHOWN])}. "
@@ -244,7 +245,7 @@ class Destination:
         for each in sealed:
             if each not in kept:
                 Journal(self.staging).forget(each.number)
-                self._objects.delete(f"{_BUILDING}/slice-{each.number:06d}.json")
+                self._objects.delete(f"{BUILDING}/slice-{each.number:06d}.json")
         return kept
 
     def upload(self, record: SealedSlice) -> None:
@@ -257,7 +258,7 @@ class Destination:
             self.send(name, path, size, digest)
             remove_file(path)
         file = f"slice-{record.number:06d}.json"
-        self._objects.put(f"{_BUILDING}/{file}", read_file(self.staging / f".{file}"))
+        self._objects.put(f"{BUILDING}/{file}", read_file(self.staging / f".{file}"))
 
     def refuse_deleted(self, done: Sequence[SealedSlice]) -> None:
         """Raise if an object of a sealed part was deleted while other parts were made."""
@@ -276,9 +277,9 @@ class Destination:
         If the engines disagree, the parts that were sent may hold wrong tokens, and are deleted.
         """
         with suppress(StoreError):  # the error of the build says more
-            self._objects.put(f"{_BUILDING}/failed", b"")
+            self._objects.put(f"{BUILDING}/failed", b"")
             if isinstance(error, TokenMismatchError):
-                records = [name for name, _ in self._objects.list(_BUILDING) if "/slice-" in name]
+                records = [name for name, _ in self._objects.list(BUILDING) if "/slice-" in name]
                 in_threads(self._objects.delete, records)
                 self._delete_parts()
 
@@ -322,7 +323,7 @@ class Destination:
 
     def end(self) -> None:
         """Remove the journal from object storage, unless it belongs to another build by now."""
-        names = [name for name, _ in self._objects.list(_BUILDING)]
+        names = [name for name, _ in self._objects.list(BUILDING)]
         with suppress(MissingStoreError):
             if _SETTINGS in names and self._read(_SETTINGS, parse_checked)[0] != self._settings:
                 return
