@@ -177,6 +177,23 @@ def test_a_stream_is_not_written_to_object_storage(url, inputs):
         penstock.stream(inputs, url, tokenizer="bytes")
 
 
+def interrupt(bucket, inputs, url, number, monkeypatch):
+    """Begin a build and let the server fail from the n-th PUT on: an unfinished build is left."""
+    puts = []
+
+    def on_request(request):
+        puts.append(request.method == "PUT")
+        if sum(puts) > number:
+            bucket.proxy.rate = 1.0
+
+    with monkeypatch.context() as patch:
+        patch.setenv("PENSTOCK_REMOTE_SECONDS", "3")
+        bucket.proxy.set(kinds=("503",), on_request=on_request)
+        with pytest.raises(RemoteError, match="503"):
+            build(inputs, url)
+    bucket.proxy.set()
+
+
 def kill_at(bucket, process, number, method="PUT"):
     """Kill a process when the proxy receives its n-th request of a method."""
     seen = []
@@ -214,7 +231,7 @@ def test_a_killed_build_is_resumed_on_another_machine(
     """At requests for parts, a record of a slice, and the manifest."""
     total = num_puts(bucket, inputs, f"{bucket.url}/whole")
     for point, is_killed in killed_builds(
-        bucket, inputs, url, [total // 2, total], monkeypatch, tmp_path
+        bucket, inputs, url, [total * 2 // 3], monkeypatch, tmp_path
     ):
         assert is_killed
         before = {name for name in found(bucket, f"some/store-{point}") if name.startswith("part-")}
@@ -264,11 +281,7 @@ def test_a_build_that_failed_may_have_other_settings_next(bucket, url, inputs, l
 
 
 def test_an_unfinished_build_is_not_taken_for_another(bucket, url, inputs, more, monkeypatch):
-    started = []
-    kill_at(bucket, lambda: started[0], 4)
-    started.append(start(inputs, url))
-    started[0].communicate(timeout=60)
-    bucket.proxy.set()
+    interrupt(bucket, inputs, url, 4, monkeypatch)
 
     with pytest.raises(StoreError, match=rf"^{url} holds an unfinished build with other settings"):
         build(more, url)
@@ -283,11 +296,7 @@ def test_an_unfinished_build_is_not_taken_for_another(bucket, url, inputs, more,
 
 
 def test_a_part_that_somebody_deleted_is_made_again(bucket, url, inputs, local, monkeypatch):
-    started = []
-    kill_at(bucket, lambda: started[0], 8)
-    started.append(start(inputs, url))
-    started[0].communicate(timeout=60)
-    bucket.proxy.set()
+    interrupt(bucket, inputs, url, 12, monkeypatch)
     part = min(name for name in found(bucket) if name.startswith("part-"))
     bucket.delete(f"some/store/{part}")
 
@@ -431,7 +440,7 @@ def test_of_two_writers_one_wins_and_the_other_says_so(
     figure(f"{3 * rounds} races of two writers; in {both} of them, one append followed the other")
 
 
-@pytest.mark.parametrize("append", [False, True])
+@pytest.mark.parametrize("append", [pytest.param(False, marks=pytest.mark.torture), True])
 def test_a_writer_that_lost_its_claim_cannot_commit(
     append, bucket, builders, url, inputs, more, tmp_path, sums
 ):
@@ -504,7 +513,7 @@ def test_no_secret_is_written_or_printed(bucket, inputs, more, tmp_path, caplog,
     """Those of the environment and of the URL, in what is stored, logged, shown and raised."""
     secrets = (bucket.secret, "s3cr3t-token", "pass-word-1")
     monkeypatch.setenv("AWS_SESSION_TOKEN", secrets[1])
-    monkeypatch.setenv("PENSTOCK_REMOTE_SECONDS", "0.8")
+    monkeypatch.setenv("PENSTOCK_REMOTE_SECONDS", "3")
     caplog.set_level(logging.DEBUG)
     logging.getLogger("werkzeug").propagate = False
     shown = []
@@ -516,7 +525,7 @@ def test_no_secret_is_written_or_printed(bucket, inputs, more, tmp_path, caplog,
         except Exception as error:  # noqa: BLE001  (whatever it is, it must not show a secret)
             shown.append("".join(traceback.format_exception(error)))
 
-    for kinds in ((), ("503",), ("reset", "short"), ("wrong",)):
+    for kinds in ((), ("503",), ("reset",)):
         bucket.proxy.set(rate=1 if kinds else 0, kinds=kinds, stall_seconds=1)
         for place in (f"{bucket.url}/store", url, f"s3://absent-{bucket.name}/store"):
             attempt(more, place)

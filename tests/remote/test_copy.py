@@ -93,10 +93,21 @@ def test_a_complete_copy_is_not_sent_again_and_another_is_refused(bucket, store,
         penstock.copy(f"{bucket.url}/c", f"{bucket.url}/d")
 
 
-def test_a_copy_and_a_build_do_not_mix(bucket, store, split, tmp_path):
-    """A copy that was killed claims its URL, as a build does."""
+def fail_after(bucket, number):
+    """Let the server fail from its n-th PUT on."""
+    if bucket.proxy.count("PUT") > number:
+        bucket.proxy.rate = 1.0
+
+
+def test_a_copy_and_a_build_do_not_mix(bucket, store, split, tmp_path, monkeypatch):
+    """A copy that is not finished claims its URL, as a build does."""
     url = f"{bucket.url}/a"
-    kill_at(bucket, store, url, 3)
+    monkeypatch.setenv("PENSTOCK_REMOTE_SECONDS", "3")
+    bucket.proxy.set(kinds=("503",), on_request=lambda request: fail_after(bucket, 3))
+    with pytest.raises(RemoteError, match="503"):
+        penstock.copy(store, url)
+    bucket.proxy.set()
+    monkeypatch.setenv("PENSTOCK_REMOTE_SECONDS", "20")
 
     with pytest.raises(StoreError, match=r"a holds a build or a copy of another store that"):
         penstock.copy(split / "train", url)
@@ -186,7 +197,7 @@ def test_with_faults_a_copy_is_right_or_says_what_is_wrong(
 
 def test_no_secret_is_shown_by_a_copy(bucket, store, tmp_path, monkeypatch, invoke):
     """Of the environment and of the URL, in the errors and the output of the command."""
-    monkeypatch.setenv("PENSTOCK_REMOTE_SECONDS", "0.8")
+    monkeypatch.setenv("PENSTOCK_REMOTE_SECONDS", "0.5")
     url = "https://me:pass-word-1@127.0.0.1:1/store?X-Amz-Signature=s3cr3t"
     shown = []
     for source, target in itertools.permutations((str(store), url, f"{bucket.url}/a"), 2):
