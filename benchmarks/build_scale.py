@@ -24,6 +24,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -113,7 +114,9 @@ def run(options, fresh):
     counts = sorted(options.workers)
     folder = Path(tempfile.mkdtemp(dir=options.folder or _memory(options.bytes)))
     try:
-        paths, unique = write_text(folder, counts[-1], options.bytes, options.roots)
+        # Not in the other benchmarks, whose corpus stays the same when packages are installed.
+        roots = [*options.roots, sys.prefix, sysconfig.get_path("purelib")]
+        paths, unique = write_text(folder, counts[-1], options.bytes, roots)
         sizes = [path.stat().st_size for path in paths]
         print(f"{sum(sizes):,} bytes in {len(paths)} files in {folder}; {machine()}")
         print(f"{unique:,} bytes of different documents; load average {os.getloadavg()[0]:.1f}")

@@ -26,7 +26,8 @@ if len(sys.argv) > 3:
     os.rename = dying
 print("begin", flush=True)
 penstock.build(
-    sys.argv[1], sys.argv[2], tokenizer="bytes", documents="lines", threads=2, max_bad=2
+    sys.argv[1], sys.argv[2], tokenizer="bytes", documents="lines", max_bad=2,
+    threads=int(os.environ.get("THREADS", 2)), workers=os.environ.get("WORKERS", "auto"),
 )
 print("end", flush=True)
 """

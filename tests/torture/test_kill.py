@@ -52,6 +52,27 @@ def test_builds_killed_at_random_times_go_on_to_the_same_bytes(long_trial, num_k
     assert hits >= 0.5 * num_kills if num_kills < 10 else hits >= 0.7 * num_kills
 
 
+@pytest.mark.torture
+@pytest.mark.timeout(3_600)
+def test_builds_with_worker_processes_killed_at_random_times_go_on_to_the_same_bytes(
+    long_trial, figure, monkeypatch
+):
+    """tests/store/test_process_workers.py kills a build once, when all processes are at work."""
+    monkeypatch.setenv("WORKERS", "processes")
+    monkeypatch.setenv("THREADS", "6")
+    chance = random.Random(5)
+    length = min(duration(long_trial) for _ in range(2))
+    hits = 0
+    for _ in range(50):
+        long_trial.begin_at()
+        hits += killed_after(long_trial, chance.uniform(0, length)) is None
+        assert long_trial.is_whole_or_unfinished()
+        assert long_trial.goes_on_to_the_same_bytes()
+
+    figure(f"builds of 3 processes, random kills that hit before the end: {hits} of 50")
+    assert hits >= 25
+
+
 def test_a_build_killed_many_times_gets_there(long_trial):
     chance = random.Random(3)
     length = duration(long_trial)

@@ -65,7 +65,13 @@ class ProcessRunner:
         starts = range(0, num_threads, THREADS_EACH)
         first, *others = (min(THREADS_EACH, num_threads - start) for start in starts)
         self._local = ThreadRunner(job, first)
-        self._children = [_Child(job, data, count) for count in others]
+        self._children: list[_Child] = []
+        try:
+            for count in others:
+                self._children.append(_Child(job, data, count))
+        except BaseException:  # too many processes or open files; also Ctrl-C
+            self.close()
+            raise
         # The slots of this process come first, then those of each child.
         slots = [(child, each) for child in self._children for each in child.connections]
         self._slots = dict(enumerate(slots, start=self._local.num_slots))
@@ -156,7 +162,13 @@ class _Child:
         # the user has set count.
         limits = dict.fromkeys(("RAYON_NUM_THREADS", "OMP_NUM_THREADS"), str(num_threads))
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _CODE, json.dumps(sys.path), *map(str, descriptors)],
+            [
+                sys.executable,
+                "-c",
+                _CODE,
+                json.dumps([*map(str, sys.path)]),
+                *map(str, descriptors),
+            ],
             stdin=subprocess.DEVNULL,
             pass_fds=descriptors,
             env=limits | os.environ,
@@ -207,7 +219,11 @@ class _Child:
         return order is not None
 
     def _lost(self) -> Exception:
-        status = self._process.wait()
+        try:
+            status = self._process.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:  # it cannot be reached, so it is of no use
+            self._process.kill()
+            status = self._process.wait()
         how = f"ended with status {status}"
         if status < 0:
             how = f"was killed by {signal.Signals(-status).name}"

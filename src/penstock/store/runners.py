@@ -63,7 +63,7 @@ def runner_for(job: Job) -> Runner:
     if workers == "auto" and in_many > _FEW_THREADS and _text_bytes(job) >= _MUCH_TEXT:
         try:
             return ProcessRunner(job, in_many, is_required=False)
-        except StoreError as error:
+        except (StoreError, OSError) as error:  # OSError: the system allows no more processes
             _log.info("%s Threads are used.", error)
     return ThreadRunner(job, in_one)
 

@@ -64,9 +64,9 @@ class Workers:
             threading.Thread(target=self._work, args=(runner, i), daemon=True, name=f"build-{i}")
             for i in range(runner.num_slots)
         ]
-        for worker in workers:
-            worker.start()
         try:
+            for worker in workers:
+                worker.start()
             while any(worker.is_alive() for worker in workers):
                 self._wake.wait(0.1)
                 self._wake.clear()
@@ -79,7 +79,7 @@ class Workers:
             self._stop.set()
             runner.close()
             # Daemon threads: a slot that tokenizes a document of 1 GB does not delay the exit.
-            for worker in workers:
+            for worker in filter(threading.Thread.is_alive, workers):
                 worker.join(timeout=1.0 / len(workers))
         if isinstance(self._error, TokenMismatchError):
             # Sealed slices may hold wrong ids too, and the same build with engine="tokenizers"
