@@ -24,18 +24,22 @@ MAY_IMPORT = {
     "paths": set(),
     "digest": {"errors"},
     "sources": BASE,
+    # Files are downloaded by the functions that open other files, and messages hide secrets as
+    # those of inputs do.
+    "remote": BASE | {"sources", "store.files", "store.folders"},
     # Tokenizers are kept in the cache directory, by the functions that write other files.
     "tokenize": BASE | {"sources", "store.files"},
     "chat": BASE | {"sources", "tokenize"},
     # `build(progress=True)` shows the progress bar of the command line.
-    "store": BASE | {"sources", "tokenize", "chat", "cli.progress"},
+    "store": BASE | {"sources", "tokenize", "chat", "remote", "cli.progress"},
     # The interface of rows: it imports nothing but NumPy and errors.
     "order": BASE | {"rows.protocol"},
     "transforms": BASE | {"rows.protocol"},
-    "rows": BASE | {"sources", "tokenize", "chat", "store"},
+    "rows": BASE | {"sources", "tokenize", "chat", "store", "remote"},
     # A streamed plan is a plan over rows of a snapshot.
-    "streaming": BASE | {"sources", "tokenize", "chat", "store", "rows", "order"},
-    "loader": BASE | {"sources", "tokenize", "chat", "store", "order", "rows", "streaming"},
+    "streaming": BASE | {"sources", "tokenize", "chat", "store", "remote", "rows", "order"},
+    "loader": BASE
+    | {"sources", "tokenize", "chat", "store", "remote", "order", "rows", "streaming"},
     # Their datasets take a transform.
     "integrations": BASE
     | {"sources", "tokenize", "chat", "store", "order", "rows", "streaming", "loader", "catalog"}
@@ -44,11 +48,11 @@ MAY_IMPORT = {
     # It searches for the largest batch as Lightning's data module does, and its display escapes
     # text as the command line does.
     "train": BASE
-    | {"store", "order", "rows", "streaming", "loader", "recipe", "integrations", "cli"},
+    | {"store", "remote", "order", "rows", "streaming", "loader", "recipe", "integrations", "cli"},
     "recipe": BASE | {"train"},
 }
 WITHOUT_TORCH = ["errors", "digest", "sources", "tokenize", "chat", "store", "order", "transforms"]
-WITHOUT_TORCH += ["streaming"]
+WITHOUT_TORCH += ["streaming", "remote"]
 
 
 def name_of(path):

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from penstock.rows.windows import Windows as Windows
     from penstock.sources.settings import Texts as Texts
     from penstock.store.build import build as build
+    from penstock.store.copy import copy as copy
+    from penstock.store.merge import merge as merge
     from penstock.store.reader import TokenStore as TokenStore
     from penstock.store.repair import repair as repair
     from penstock.store.verify import verify as verify
@@ -46,6 +48,8 @@ else:
             "rows.windows": "Windows",
             "sources.settings": "Texts",
             "store.build": "build",
+            "store.copy": "copy",
+            "store.merge": "merge",
             "store.reader": "TokenStore",
             "store.repair": "repair",
             "store.verify": "verify",

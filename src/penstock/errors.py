@@ -12,7 +12,9 @@
     │   └── TokenMismatchError (ValueError) two tokenizers gave different ids for one document
     ├── StoreError        (ValueError)     a store is unfinished, damaged or not the expected one
     │   ├── MissingStoreError (FileNotFoundError)     a store, or a file of it, does not exist
-    │   └── StoreBusyError (RuntimeError)  another process is writing the store
+    │   ├── StoreBusyError (RuntimeError)  another process is writing the store
+    │   └── RemoteError   (OSError)        a server refuses, fails, or sends other bytes
+    │       └── ConflictError (OSError)    another process wrote a remote file first
     ├── WorkerError       (RuntimeError)   a worker process of a build ended before its time
     ├── DiskFullError     (OSError)        the disk is full; finished parts are kept
     ├── PlanError         (ValueError)     arguments do not describe a valid order of the data
@@ -97,6 +99,14 @@ class MissingStoreError(StoreError, FileNotFoundError):
 
 class StoreBusyError(StoreError, RuntimeError):
     """Another process is writing the store."""
+
+
+class RemoteError(StoreError, OSError):
+    """A server of a remote store refuses a request, does not answer, or sends other bytes."""
+
+
+class ConflictError(RemoteError):
+    """Another process wrote a remote file first, so a conditional write was refused."""
 
 
 class WorkerError(PenstockError, RuntimeError):

@@ -9,6 +9,7 @@ such as reading, fstat or mmap, the error names nothing: "[Errno 5] Input/output
 """
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
@@ -17,6 +18,30 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
+
+
+REMOTE_SCHEMES = ("s3", "gs", "az", "hf", "https", "http")
+"""How URLs of remote stores begin."""
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Whether `path` is the URL of a remote store, and not a path of this machine.
+
+    >>> is_remote("s3://bucket/owt"), is_remote("stores/owt"), is_remote(Path("s3://bucket/owt"))
+    (True, False, False)
+    """
+    # A `Path` has lost a slash of a URL: it is a path, whatever it looks like.
+    scheme, colon, _ = path.partition("://") if isinstance(path, str) else ("", "", "")
+    return bool(colon) and scheme in REMOTE_SCHEMES
+
+
+def redacted(url: str) -> str:
+    """`url` without user, password and query, which may be secret.
+
+    >>> redacted("https://me:secret@host/owt?sig=1")
+    'https://host/owt'
+    """
+    return re.sub(r"//[^/]*@", "//", url).partition("?")[0]
 
 
 def expand_user(path: str | os.PathLike[str]) -> Path:

@@ -70,7 +70,7 @@ class DataConfig:
     seed: int = 0
     """Seed of the data order."""
     shuffle: Literal["full", "block", "part", "none"] | None = None
-    """As in `Plan`; "full" by default, and "part" with `stream`."""
+    """As in `Plan`; without it, as `Plan` chooses, and "part" with `stream`."""
     tokenizer: str = "gpt2"
     """The tokenizer of stores that are built from text. It and the settings below have no effect
     on an existing store, except that its sample of text is decoded with a tokenizer named here."""

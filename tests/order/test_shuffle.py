@@ -5,13 +5,13 @@ from hypothesis import strategies as st
 
 from penstock.digest import derive_key
 from penstock.errors import PlanError
-from penstock.order.permute import permute
+from penstock.order.permute import derive_subkeys, permute
 from penstock.order.shuffle import Block, Domain, Orders, arrange, epoch_key
 
 PARTS = st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(any)
 MODES = st.one_of(
     st.sampled_from(["full", "none", "part", "block"]),
-    st.builds(Block, rows=st.integers(1, 20), group=st.integers(1, 5)),
+    st.builds(Block, rows=st.integers(1, 20) | st.just("part"), group=st.integers(1, 5)),
 )
 
 
@@ -60,6 +60,7 @@ def test_several_orders_in_one_call_equal_each_alone(mode, domains, data):
     [
         ("full", [11, 19, 14, 5, 3, 34, 7, 16, 31, 40, 20, 30, 38, 13, 36, 32]),
         (Block(rows=4, group=2), [35, 10, 9, 34, 33, 8, 11, 36, 25, 28, 17, 27, 26, 18, 16, 19]),
+        (Block(rows="part", group=2), [36, 32, 38, 39, 8, 31, 0, 4, 35, 1, 34, 3, 7, 30, 6, 33]),
         ("part", [6, 2, 8, 9, 1, 5, 4, 0, 3, 7, 27, 20, 10, 13, 22, 29]),
         ("none", list(range(16))),
     ],
@@ -131,6 +132,43 @@ def test_the_block_mode_has_no_favoured_place():
     assert np.abs(counts - 400).max() < 4.5 * np.sqrt(400)
 
 
+def slow_part_blocks(part_rows, group, key):
+    """The order of blocks that are parts, row by row."""
+    starts = [sum(part_rows[:part]) for part in range(len(part_rows))]
+    keys = np.array([key], dtype=np.uint64)
+    shuffled = permute(
+        range(len(part_rows)), len(part_rows), int(derive_subkeys(keys, np.array([2**62]))[0])
+    ).tolist()
+    found = []
+    for number in range(0, len(shuffled), group):
+        rows = [
+            starts[part] + row
+            for part in shuffled[number : number + group]
+            for row in range(part_rows[part])
+        ]
+        if rows:
+            subkey = int(derive_subkeys(keys, np.array([number // group]))[0])
+            found += [rows[at] for at in permute(range(len(rows)), len(rows), subkey).tolist()]
+    return found
+
+
+@given(PARTS, st.integers(1, 5), st.integers(0, 2**64 - 1))
+def test_blocks_of_parts_equal_those_that_are_made_row_by_row(part_rows, group, key):
+    order = whole_order(Block(rows="part", group=group), part_rows, key)
+
+    assert order.tolist() == slow_part_blocks(part_rows, group, key)
+
+
+def test_blocks_of_parts_need_few_parts_at_a_time():
+    parts = [100] * 50
+    order = whole_order(Block(rows="part", group=4), parts) // 100
+    groups = [set(order[start : start + 400].tolist()) for start in range(0, 5_000, 400)]
+
+    assert {len(group) for group in groups} == {4, 2}
+    assert len(set.union(*groups)) == 50  # so no part is in two groups
+    assert all(len(set(order[start : start + 32].tolist())) > 1 for start in range(0, 4_800, 400))
+
+
 def test_the_key_of_an_epoch_depends_on_seed_name_and_number():
     keys = {epoch_key(seed, (name,), epoch) for seed in (0, 1) for name in "ab" for epoch in (0, 1)}
 
@@ -145,6 +183,10 @@ def test_the_key_of_an_epoch_depends_on_seed_name_and_number():
             lambda: arrange("ful", [Domain(3)]),
             'shuffle must be "full", "block" (or Block(rows=…, group=…)), "part" or "none"; got '
             "'ful'.",
+        ),
+        (
+            lambda: Block(rows="parts"),
+            "Block(rows=…) must be a number or \"part\"; got 'parts'.",
         ),
         (lambda: Block(rows=0), "Block(rows=…) must be from 1 to 2^30; got 0."),
         (lambda: Block(group=-2), "Block(group=…) must be from 1 to 2^30; got -2."),

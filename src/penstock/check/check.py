@@ -302,8 +302,9 @@ class _Run:
         from penstock.store.job import separators_of
         from penstock.store.verify import verify
 
-        verify(self.store.path)
-        stored = sum(path.stat().st_size for path in self.store.path.iterdir())
+        built = self.folder / "store"
+        verify(built)
+        stored = sum(path.stat().st_size for path in built.iterdir())
         sampled = sum(map(len, self._texts))
         # The store of the sample, scaled to all text.
         needed = sum(text_bytes(file) for file in self.files) / sampled * stored

@@ -24,10 +24,12 @@ from penstock import __version__
 from penstock.cli.bench import bench_command
 from penstock.cli.build import build_command
 from penstock.cli.check import check_command
+from penstock.cli.copy import copy_command
 from penstock.cli.decode import decode_command
 from penstock.cli.demo import demo_command
 from penstock.cli.fetch import fetch_command
 from penstock.cli.info import info_command
+from penstock.cli.merge import merge_command
 from penstock.cli.plan import plan_command
 from penstock.cli.repair import repair_command
 from penstock.cli.terminal import message_of, notes_of, print_error
@@ -106,6 +108,8 @@ for _command in (
     info_command,
     verify_command,
     repair_command,
+    merge_command,
+    copy_command,
     decode_command,
     bench_command,
     fetch_command,

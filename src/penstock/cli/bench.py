@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from penstock.cli import options
-from penstock.cli.options import option, stores_at
+from penstock.cli.options import option
 from penstock.cli.progress import Draw, bar
 from penstock.cli.terminal import aligned, console, print_facts, print_json, write
 from penstock.cli.units import count_text, number_of, size_text
 
 if TYPE_CHECKING:
     from penstock.loader.loader import Loader
+    from penstock.remote.address import StorePath
 
 GPU_FLOPS = 989e12
 """Peak floating-point operations per second of an H100: bfloat16, dense."""
@@ -104,7 +105,7 @@ def _short_text(seconds: float) -> str:
 
 
 def measure_speed(
-    path: Path, *, length: int, batch_size: int, seconds: float, draw: Draw = lambda *_: None
+    path: "StorePath", *, length: int, batch_size: int, seconds: float, draw: Draw = lambda *_: None
 ) -> dict[str, Any]:
     """The speed of a store, as an object for `--json`, from reading it for about `seconds`.
 
@@ -203,7 +204,7 @@ def anonymous_bytes() -> int | None:
 
 
 def bench_command(
-    store: options.Store,
+    store: options.AnyStore,
     length: Annotated[int, option("Tokens per row.", "TOKENS", least=1)] = 1024,
     batch_size: Annotated[int, option("Rows per batch.", "ROWS", least=1)] = 32,
     seconds: Annotated[float, option("Seconds to read, in total.", "NUMBER", least=0.01)] = 5.0,
@@ -217,6 +218,8 @@ def bench_command(
     command twice to see the difference.
     """
     # Of a split store, the training side is measured.
+    from penstock.store.sides import stores_at
+
     path = next(iter(stores_at(store).values()))
     with bar(shown=not as_json) as draw:
         speed = measure_speed(

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from penstock.cli import options, terminal
-from penstock.cli.options import open_at, option, path_option, stores_at
+from penstock.cli.options import open_at, option
 from penstock.cli.progress import build_bar
 from penstock.cli.tasks import run_task
 from penstock.cli.units import duration_text, number_of, size_text
 from penstock.errors import StoreError
 
 if TYPE_CHECKING:
+    from penstock.remote.address import StorePath
     from penstock.store.reader import TokenStore
 
 # The names of the counts that together cover every byte of the text.
@@ -26,7 +27,7 @@ _TEXT_BYTES = ("document_bytes", "separator_bytes", "skipped_bytes", "rejected_b
 
 def build_command(
     inputs: options.Inputs,
-    store: Annotated[Path, path_option("The directory to write.", "STORE", "--output", "-o")],
+    store: options.Output,
     tokenizer: options.Tokenizer = "gpt2",
     format: options.Format = "auto",
     documents: options.Documents = "auto",
@@ -104,7 +105,10 @@ def build_command(
     The build can be killed at any time: the same command resumes it. If the store is already
     finished, the command does nothing. The bytes of the store depend only on the inputs and on
     these settings. --overwrite builds the store again; the old one stays until the new one is
-    complete.
+    complete, except in object storage.
+
+    -o takes a directory, or the URL of a store in object storage: s3://, gs:// or az://. Keys are
+    taken from the environment, as AWS_ACCESS_KEY_ID.
 
     Below 1, --max-bad is a share of all records, but ten are allowed if there are at least 1,000.
 
@@ -210,13 +214,17 @@ def _log_warnings(*, shown: bool) -> Iterator[None]:
 
 
 def measured_build(
-    inputs: str | Path | list[str] | list[Path], directory: Path, *, bar: bool, **settings: Any
+    inputs: str | Path | list[str] | list[Path],
+    directory: "StorePath",
+    *,
+    bar: bool,
+    **settings: Any,
 ) -> tuple[dict[str, "TokenStore"], dict[str, Any]]:
     """Build a store with the settings of `penstock.build`, and measure it.
 
     Args:
         inputs: Files, as for `penstock.build`.
-        directory: The directory of the store.
+        directory: The directory of the store, or its URL.
         bar: Draw a progress bar if stderr is a terminal.
         settings: Other arguments of `penstock.build`. With `commit=True`, the build of several
             tasks is finished.
@@ -226,24 +234,16 @@ def measured_build(
         `--json` prints.
     """
     from penstock.store.build import build
-    from penstock.store.manifest import read_manifest
+    from penstock.store.reader import manifest_at
+    from penstock.store.resume import was_interrupted
+    from penstock.store.sides import stores_at
     from penstock.store.tasks import commit_tasks
 
     before: list[str] = []
     # There is no store yet, or it is not finished. The build reports what is wrong, if anything.
     with suppress(StoreError):
-        before = [read_manifest(path).digest for path in stores_at(directory).values()]
-    # A build that was interrupted leaves a record of each part that it finished.
-    # With --overwrite, these are beside an old store that is finished.
-    whole = directory.resolve()  # "." has no name
-    places = [whole, whole.parent / f".{whole.name}.new"][: 1 + bool(settings.get("overwrite"))]
-    # A build that failed begins again if its settings have changed.
-    resumed = any(
-        path
-        for place in places
-        for path in place.glob(".slice-*.json")
-        if not (place / ".failed").exists()
-    )
+        before = [manifest_at(path).digest for path in stores_at(directory).values()]
+    resumed = was_interrupted(directory, overwrite=bool(settings.get("overwrite")))
     started = time.monotonic()
     try:
         # stdout is for the result. Ray prints there when a node dies.
@@ -303,7 +303,7 @@ def _counts(stores: dict[str, "TokenStore"]) -> dict[str, Any]:
     }
 
 
-def _show(directory: Path, stores: dict[str, "TokenStore"], values: dict[str, Any]) -> None:
+def _show(directory: "StorePath", stores: dict[str, "TokenStore"], values: dict[str, Any]) -> None:
     """Print a summary and the next command."""
     from penstock.sources.walk import skipped_text
     from penstock.store.manifest import rejects_file
@@ -342,4 +342,4 @@ def _show(directory: Path, stores: dict[str, "TokenStore"], values: dict[str, An
     if values["skipped_files"]:
         rows.append(("not read", skipped_text(values["skipped_files"])))
     terminal.print_facts(title, rows)
-    terminal.write(f"next: penstock info {terminal.shell_word(directory)}")
+    terminal.write(f"next: penstock info {terminal.shell_word(str(directory))}")

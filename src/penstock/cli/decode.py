@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def decode_command(
-    store: options.Store,
+    store: options.AnyStore,
     document: Annotated[
         int, option("0 is the first document, -1 the last.", "NUMBER", "--document", "-d")
     ],

@@ -22,7 +22,7 @@ _PLAIN = ("text", "jsonl", "texts")
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
-def info_command(store: options.Store, as_json: options.AsJson = False) -> None:
+def info_command(store: options.AnyStore, as_json: options.AsJson = False) -> None:
     """Show the contents of a store.
 
     Prints the numbers of documents and tokens, the lengths of documents, the tokenizer, the
@@ -33,8 +33,8 @@ def info_command(store: options.Store, as_json: options.AsJson = False) -> None:
     from penstock.store.manifest import FILE_NAME
     from penstock.store.summary import summarize
 
-    state = _build_state(store)
-    if state is not None and not (store / FILE_NAME).exists():
+    state = _build_state(store) if isinstance(store, Path) else None
+    if state is not None and isinstance(store, Path) and not (store / FILE_NAME).exists():
         if as_json:
             terminal.print_json(state)
         else:
@@ -50,6 +50,8 @@ def info_command(store: options.Store, as_json: options.AsJson = False) -> None:
         show_summary(summary)
     if state is not None:  # a finished store, to which a build appends
         _show_state(state)
+    if not isinstance(store, Path):
+        return
     whole = store.resolve()
     if (unfinished := whole.parent / f".{whole.name}.new").exists():
         terminal.write(

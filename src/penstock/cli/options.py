@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from penstock.paths import expand_user
+from penstock.remote.address import store_path
 from penstock.sources.settings import Format as FileFormat
 
 if TYPE_CHECKING:
+    from penstock.remote.address import StorePath as Anywhere
     from penstock.store.reader import TokenStore
+else:
+    Anywhere = Path  # typer takes no unions; the parser decides
 
 
 def option(
@@ -45,6 +49,21 @@ Store = Annotated[
         metavar="STORE", show_default=False, parser=expand_user, help="The directory of the store."
     ),
 ]
+AnyStore = Annotated[
+    Anywhere,
+    typer.Argument(
+        metavar="STORE",
+        show_default=False,
+        parser=store_path,
+        help="The directory of the store, or its URL (s3://, gs://, az://, https://, hf://).",
+    ),
+]
+Output = Annotated[
+    Anywhere,
+    typer.Option(
+        "--output", "-o", metavar="STORE", parser=store_path, help="The directory or URL to write."
+    ),
+]
 Tokenizer = Annotated[
     str, option("gpt2, bytes, tiktoken:NAME, hf:NAME (on the Hub), or a tokenizer.json.", "NAME")
 ]
@@ -74,24 +93,9 @@ MaxBad = Annotated[
 ]
 
 
-def stores_at(path: Path) -> dict[str, Path]:
-    """The two sides of a split store, "train" and "val"; for any other path, the path under "".
-
-    A path without a store is returned too: opening it raises an error that explains it.
-    """
-    from penstock.store.manifest import FILE_NAME
-
-    # A directory with ".building.json" is an unfinished store, even if its sides look finished.
-    sides = {side: path / side for side in ("train", "val")}
-    whole = (path / FILE_NAME).exists() or (path / ".building.json").exists()
-    if whole or not all((each / FILE_NAME).exists() for each in sides.values()):
-        return {"": path}
-    return sides
-
-
-def open_at(path: Path) -> "dict[str, TokenStore]":
+def open_at(path: Anywhere) -> "dict[str, TokenStore]":
     """The stores of `stores_at`, opened; the two sides of a split store are of one build."""
-    from penstock.store.sides import open_stores
+    from penstock.store.sides import open_stores, stores_at
 
     paths = stores_at(path)
     return dict(zip(paths, open_stores([*paths.values()]), strict=True))

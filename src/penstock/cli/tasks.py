@@ -2,8 +2,7 @@
 
 import re
 import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -11,11 +10,14 @@ from penstock.cli import terminal
 from penstock.cli.progress import build_bar
 from penstock.cli.units import duration_text, number_of
 
+if TYPE_CHECKING:
+    from penstock.remote.address import StorePath
+
 
 def run_task(
     task: str,
     inputs: list[str],
-    directory: Path,
+    directory: "StorePath",
     settings: dict[str, Any],
     *,
     bar: bool,

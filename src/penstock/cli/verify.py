@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.store.reader import TokenStore
 
 
-def verify_command(store: options.Store, as_json: options.AsJson = False) -> None:
+def verify_command(store: options.AnyStore, as_json: options.AsJson = False) -> None:
     """Check every byte of a store.
 
     Reads the whole store and compares it with its manifest, so a single flipped bit is found.

@@ -58,7 +58,7 @@ def plan_of(rows: AnyPlan | RowsLike, seed: int | None, shuffle: ShuffleMode | N
             )
         # Also if the store is finished: the order must not depend on when the build finished.
         return StreamedPlan(rows, seed=seed or 0)
-    return Plan(rows, seed=seed or 0, shuffle="full" if shuffle is None else shuffle)
+    return Plan(rows, seed=seed or 0, shuffle=shuffle)
 
 
 def place_of(rank: int | None, world_size: int | None, mesh: AnyMesh | None) -> Place:

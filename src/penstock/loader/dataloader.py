@@ -50,6 +50,7 @@ class StepsOfRun(data.Dataset[Batch]):
         if self._loader.run.steps.start != counted_from:
             self._loader.seek(counted_from)
         made = self._loader.make(step)
+        self._loader._assembler.ask_ahead(step + 1)
         return made.batch, made.fingerprint
 
 

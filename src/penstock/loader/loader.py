@@ -125,7 +125,7 @@ class Loader(Generic[Batch]):
             mesh: torch's DeviceMesh, instead of both: ranks are counted along its data dimensions,
                 such as "dp_shard". `MeshRoles` names others, and can slice rows.
             seed: The seed of the order, if `rows` is not a plan.
-            shuffle: "full", "block", "part" or "none", if `rows` is not a plan.
+            shuffle: "full", "block", "part" or "none", if `rows` is not a plan; see `Plan`.
             epochs: How many times one loop reads all rows; the next loop reads the epochs that
                 follow. Without `epochs` and `steps`, a loop has no end.
             steps: How many steps a loop takes, counted from position 0. The next loop starts

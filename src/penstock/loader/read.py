@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PlanError
+from penstock.loader.parts_ahead import PartsAhead
 from penstock.loader.prefetch import ReadAhead
 from penstock.loader.run import AnyPlan, Run
 from penstock.loader.state import combine, of_samples, of_tokens, source_keys
@@ -85,6 +86,7 @@ class Assembler:
         self._rows = _readable(plan)
         self._joined = _join(self._rows)
         self._ahead = ReadAhead()
+        self._parts = PartsAhead(self._rows)
         self.length = self._rows[0].length
         self.whole_documents = any(rows.whole_documents for rows in self._rows)
         """Whether some rows begin a document, so that their first token is not a target."""
@@ -115,6 +117,9 @@ class Assembler:
             # Four times as many steps, because the first blocks of a run grow by this factor.
             self._request(stop, last_step, 4 * most)
         try:
+            if self._parts.is_needed:
+                self._parts.wait_for(located)
+                self._parts.ask_ahead(self.run, stop, last_step)
             tokens, targets, extras = self.read(located)
         except Exception as error:
             error.add_note(
@@ -131,6 +136,11 @@ class Assembler:
         widths = self._widths(first_step, stop) if self.side else None
         edges.append(rows.stop - rows.start)
         return StepBlock(first_step, edges, spans, tokens, targets, extras, located, prints, widths)
+
+    def ask_ahead(self, step: int) -> None:
+        """Ask for the files of remote stores that steps from `step` on need; do not wait."""
+        if self._parts.is_needed:
+            self._parts.ask_ahead(self.run, step, self.run.num_steps or 2**62)
 
     def _request(self, first: int, last: int, most: int) -> None:
         """Ask the kernel to load the rows that the next block will read."""

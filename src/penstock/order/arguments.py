@@ -16,6 +16,7 @@ from typing import NamedTuple, final
 from penstock.errors import PlanError
 from penstock.order.epochs import Members
 from penstock.order.schedule import Exhausted, Stage
+from penstock.order.shuffle import REMOTE_BLOCK, Block, Mode
 from penstock.order.weights import Weight, as_fraction, exact_weights, is_finite, tempered_weights
 from penstock.rows.protocol import Rows, Settings
 
@@ -94,6 +95,16 @@ def warn_of_cut(name: str, source: Rows) -> None:
             'Documents(…, overflow="split") keeps them.',
             stacklevel=3,  # the line that made the plan
         )
+
+
+def default_shuffle(sources: Mapping[str, Rows], shuffle: Mode | Block | None) -> Mode | Block:
+    """Return `shuffle`, or the default for these sources.
+
+    A full shuffle of a remote store would need most of its parts for the first batches.
+    """
+    if shuffle is not None:
+        return shuffle
+    return REMOTE_BLOCK if any(source.is_remote for source in sources.values()) else "full"
 
 
 def part_rows_of(name: str, source: Rows, size: int) -> list[int]:

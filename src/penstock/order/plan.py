@@ -24,7 +24,7 @@ from penstock.order.arguments import Caps
 from penstock.order.epochs import EpochOrder
 from penstock.order.integers import END, Integers, as_unsigned
 from penstock.order.schedule import Schedule
-from penstock.order.shuffle import Block, Domain, Mode, Sources, mode_to_json
+from penstock.order.shuffle import Block, Domain, Mode, Sources, mode_to_json, needs_parts
 from penstock.order.tree import draw_tree
 from penstock.order.weighted import Mixture
 from penstock.order.weights import Weight
@@ -69,7 +69,8 @@ class Plan:
         rows: One source, which is called "data", or several by name.
         weights: Shares of the rows by name, as ratios: 7 and 3 mean 0.7 and 0.3.
         seed: Any integer. Another seed gives another order.
-        shuffle: "full", "block" or a `Block`, "part", "none"; see `penstock.order.shuffle`.
+        shuffle: "full", "block" or a `Block`, "part", "none"; see `penstock.order.shuffle`. If it
+            is None, "full"; with a remote store among the sources, `Block(rows="part", group=4)`.
         temperature: Instead of weights: shares in proportion to rows ** (1 / temperature).
         schedule: By position, the weights that apply from there on; or, in a plan without weights,
             the names of the sources that are read. Each source continues where it stopped.
@@ -95,7 +96,7 @@ class Plan:
         *,
         weights: Mapping[str, Weight] | None = None,
         seed: int = 0,
-        shuffle: Mode | Block = "full",
+        shuffle: Mode | Block | None = None,
         temperature: float | None = None,
         schedule: Mapping[int, Mapping[str, Weight] | Sequence[str]] | None = None,
         max_epochs: float | Mapping[str, float] | Caps | None = None,
@@ -114,7 +115,7 @@ class Plan:
         self.sizes = tuple(map(len, self.sources.values()))
         """The rows of each source."""
         self.seed = whole_number("seed", seed)
-        self.shuffle = shuffle
+        self.shuffle: Mode | Block = arguments.default_shuffle(self.sources, shuffle)
         self._caps = _as_caps(max_epochs)
         self._stages = arguments.read_stages(self.names, weights, temperature, schedule)
         self.is_weighted = self._stages[0].sources is None
@@ -127,9 +128,7 @@ class Plan:
 
     def _lay_out(self) -> Mixture | EpochOrder:
         domains = [
-            Domain(
-                size, arguments.part_rows_of(name, source, size) if self.shuffle == "part" else ()
-            )
+            Domain(size, self._part_rows(name, source, size) or ())
             for (name, source), size in zip(self.sources.items(), self.sizes, strict=True)
         ]
         sources = Sources(self.names, domains, self.shuffle, self.seed)
@@ -148,6 +147,15 @@ class Plan:
             exhausted=self._caps.then if self._caps else "error",
         )
         return Mixture(schedule, sources)
+
+    def _part_rows(self, name: str, source: Rows, size: int) -> list[int] | None:
+        """Return the rows of each part of a source, if the order depends on them."""
+        if not needs_parts(self.shuffle):
+            return None
+        # Blocks of rows that have no parts: one block.
+        if source.part_rows is None and self.shuffle != "part":
+            return [size]
+        return arguments.part_rows_of(name, source, size)
 
     def __len__(self) -> int:
         """Return the rows of an epoch."""
@@ -258,9 +266,8 @@ class Plan:
         sources = []
         for name, source, size in zip(self.names, self.sources.values(), self.sizes, strict=True):
             sources.append({"name": name, "rows": size, "digest": source.digest})
-            # Only in this mode, the order depends on the sizes of parts.
-            if self.shuffle == "part":
-                parts = arguments.part_rows_of(name, source, size)
+            # Only in some modes, the order depends on the sizes of parts.
+            if (parts := self._part_rows(name, source, size)) is not None:
                 sources[-1]["parts"] = digest_json(parts)
         described: Settings = {
             "format": _CHANGING_FORMAT if changing else ORDER_FORMAT,

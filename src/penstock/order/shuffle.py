@@ -1,7 +1,8 @@
 """The four ways to arrange the rows of one epoch.
 
     "full"    all rows are shuffled
-    "block"   blocks of rows are shuffled, and then the rows inside each group of blocks
+    "block"   blocks of rows are shuffled, and then the rows inside each group of blocks; a block is
+              256 rows, or with Block(rows="part") a whole part of the store
     "part"    parts stay in order, and the rows inside each part are shuffled
     "none"    rows stay in the order of the store
 
@@ -25,6 +26,7 @@ from penstock.digest import Unsigned, derive_key
 from penstock.errors import PlanError
 from penstock.order.integers import END, Indices, Integers, label_pairs
 from penstock.order.permute import derive_subkeys, permute_each
+from penstock.ranges import group_rows
 
 Mode = Literal["full", "none", "block", "part"]
 
@@ -35,19 +37,29 @@ class Block:
     """The sizes of `shuffle="block"`.
 
     The defaults suit rows of 1,024 tokens of two bytes: one read is 512 KiB, and 32 MiB of the
-    store are in use at a time.
+    store are in use at a time. For remote stores, whose parts are downloaded as a whole,
+    `REMOTE_BLOCK` is the default.
     """
 
-    rows: int = 256
-    """The number of consecutive rows in a block: the length of one read."""
+    rows: int | Literal["part"] = 256
+    """The number of consecutive rows in a block: the length of one read. "part" makes each part of
+    the store a block."""
 
     group: int = 64
     """How many blocks are shuffled together. More blocks shuffle better and use more memory."""
 
     def __post_init__(self) -> None:
         for name, value in (("rows", self.rows), ("group", self.group)):
-            if not 1 <= value <= 2**30:
+            if name == "rows" and isinstance(value, str):
+                if value != "part":
+                    raise PlanError(f'Block(rows=…) must be a number or "part"; got {value!r}.')
+            elif isinstance(value, str) or not 1 <= value <= 2**30:
                 raise PlanError(f"Block({name}=…) must be from 1 to 2^30; got {value:,}.")
+
+
+REMOTE_BLOCK = Block(rows="part", group=4)
+"""The order of a plan over remote stores, unless another one is given: the first batch needs four
+parts, and 120 MiB of a store whose parts are made of 64 MiB of text are in use at a time."""
 
 
 class Domain(NamedTuple):
@@ -111,6 +123,8 @@ def arrange(mode: Mode | Block, domains: Sequence[Domain]) -> Arrangement:
     >>> parts.map(np.arange(5), one_order)
     array([1, 0, 2, 4, 3])
     """
+    if needs_parts(mode) and isinstance(mode, Block):
+        return _PartBlock(domains, mode.group)
     if mode == "block" or isinstance(mode, Block):
         return _Block(domains, Block() if mode == "block" else mode)
     kinds = {"full": _Full, "none": Arrangement, "part": _Part}
@@ -120,6 +134,11 @@ def arrange(mode: Mode | Block, domains: Sequence[Domain]) -> Arrangement:
             f"{mode!r}."
         )
     return kinds[mode](domains)
+
+
+def needs_parts(mode: Mode | Block) -> bool:
+    """Return whether an order depends on how many rows each part has."""
+    return mode == "part" or (isinstance(mode, Block) and mode.rows == "part")
 
 
 def mode_to_json(mode: Mode | Block) -> dict[str, Any]:
@@ -187,6 +206,7 @@ class _Block(Arrangement):
 
     def __init__(self, domains: Sequence[Domain], block: Block) -> None:
         super().__init__(domains)
+        assert isinstance(block.rows, int)  # blocks that are parts have their own class
         self._block = block.rows
         self._group = block.rows * block.group
 
@@ -235,3 +255,77 @@ class _Block(Arrangement):
     def _subkeys(self, orders: Orders, number: int) -> Unsigned:
         # Groups have the subkeys 0, 1, … below END; blocks use END, the first row END + 1.
         return derive_subkeys(orders.keys, np.full(len(orders.keys), number, dtype=np.int64))
+
+
+@final
+class _PartBlock(Arrangement):
+    """Shuffles the parts, and then the rows inside each group of consecutive parts.
+
+        parts of 3, 2, 4 and 2 rows              |--0--|-1-|---2---|-3-|
+        parts shuffled                           |-3-|---2---|-1-|--0--|
+        rows shuffled inside groups of two       |6 9 5 7 10 8|3 0 1 4 2|
+
+    Where the parts of an order are stored as arrays, which takes 24 bytes for each part; the arrays
+    of the last orders are kept.
+    """
+
+    def __init__(self, domains: Sequence[Domain], group: int) -> None:
+        super().__init__(domains)
+        self._group = group
+        self._parts = [np.array(domain.part_rows, dtype=np.int64) for domain in domains]
+        self._laid_out = lru_cache(maxsize=16)(self._lay_out)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_laid_out"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._laid_out = lru_cache(maxsize=16)(self._lay_out)
+
+    def _lay_out(self, domain: int, key: int) -> tuple[Integers, Integers, Integers, Integers]:
+        """The parts of an order: which comes at which place, and where its rows begin.
+
+        Returns:
+            The part at each place; the rows before each place, and in all; the first row of each
+            part in the store, and the number of rows; the place of each part.
+        """
+        sizes = self._parts[domain]
+        places = np.arange(len(sizes), dtype=np.int64)
+        order = Orders(np.zeros_like(places), np.zeros(1, np.int64), np.array([key], np.uint64))
+        # As in `_Block`, the key of the blocks is a subkey, and groups have those below END.
+        keys = derive_subkeys(order.keys, np.array([END], dtype=np.int64))
+        part_at = permute_each(places, order.which, np.array([len(sizes)]), keys)
+        place_of = np.empty_like(part_at)
+        place_of[part_at] = places
+        starts = np.concatenate(([0], np.cumsum(sizes[part_at])))
+        first_rows = np.concatenate(([0], np.cumsum(sizes)))
+        return part_at, starts, first_rows, place_of
+
+    def map(self, numbers: Integers, orders: Orders, *, inverse: bool = False) -> Integers:
+        mapped = np.empty_like(numbers)
+        for order, rows in group_rows(orders.which):
+            domain, key = int(orders.domains[order]), orders.keys[order]
+            part_at, starts, first_rows, place_of = self._laid_out(domain, int(key))
+            inside = numbers[rows]
+            if inverse:
+                parts = np.searchsorted(first_rows, inside, side="right") - 1
+                inside = inside - first_rows[parts] + starts[place_of[parts]]
+            inside = self._shuffle_groups(inside, key, starts, inverse=inverse)
+            if not inverse:
+                # The place of a position, and the part there; parts without rows have no position.
+                places = np.searchsorted(starts, inside, side="right") - 1
+                inside = inside - starts[places] + first_rows[part_at[places]]
+            mapped[rows] = inside
+        return mapped
+
+    def _shuffle_groups(
+        self, numbers: Integers, key: np.uint64, starts: Integers, *, inverse: bool
+    ) -> Integers:
+        """Return positions that are shuffled inside each group of parts."""
+        borders = np.append(starts[: -1 : self._group], starts[-1])
+        groups = np.searchsorted(borders, numbers, side="right") - 1
+        which, _, group_of = label_pairs(np.zeros_like(groups), groups)
+        keys = derive_subkeys(np.full(len(group_of), key, np.uint64), group_of)
+        sizes, before = borders[group_of + 1] - borders[group_of], borders[groups]
+        shuffled = permute_each(numbers - before, which, sizes, keys, inverse=inverse)
+        return np.asarray(shuffled + before)

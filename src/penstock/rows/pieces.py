@@ -15,7 +15,7 @@ shifted formats and the unshifted one (`format="hf"`) train on the same targets.
 from collections.abc import Callable
 from copy import copy
 from functools import cached_property
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ from penstock.rows.packing import EMPTY, LONGEST, RowIndex, joined
 from penstock.rows.protocol import Array, Fields, Integers, Settings, Side, checked
 from penstock.rows.tokens import Stream, StreamRows, StreamSource
 from penstock.store.reader import TokenStore
+
+if TYPE_CHECKING:
+    from penstock.remote.downloads import MissingFile
 
 
 class PieceRows(StreamRows):
@@ -121,6 +124,11 @@ class PieceRows(StreamRows):
         part = np.searchsorted(self._row_ends, number[0], side="right")
         offsets = (starts + self.stream.starts[part]).tolist()
         return list(zip(offsets, sizes.tolist(), strict=True))
+
+    def missing_files(self, samples: Integers) -> "list[MissingFile]":
+        """Return the files of remote stores that these rows need and this machine does not have."""
+        numbers = np.searchsorted(self._row_ends, self._checked(samples), side="right")
+        return self.stream.missing_files(numbers, numbers, ("tokens", "loss"))
 
     def read_ahead(self, samples: Integers) -> None:
         """Ask the kernel to load these rows from disk; return without waiting."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from penstock.errors import PlanError
 
 if TYPE_CHECKING:
+    from penstock.remote.downloads import MissingFile
     from penstock.rows.origins import RowOrigin as RowOrigin  # plans import it from here
     from penstock.rows.tokens import Stream
 
@@ -72,6 +73,8 @@ class Rows:
     """Rows of each part of the store, for `shuffle="part"`; None if there are no parts."""
     tokenizer_digest: str | None = None
     """The digest of the tokenizer, if it is known."""
+    is_remote: bool = False
+    """Whether parts are downloaded when they are first used."""
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -137,6 +140,10 @@ class Rows:
     def read_ahead(self, samples: Integers) -> None:
         """Ask the kernel to load these rows from disk; return without waiting."""
 
+    def missing_files(self, samples: Integers) -> "list[MissingFile]":
+        """Return the files of remote stores that are not here, in the order of their first row."""
+        return []
+
     def widths(self, samples: Integers) -> Integers:
         """Return how wide a batch must be for each of the rows `samples`."""
         return np.full(len(samples), self.length)
@@ -182,7 +189,7 @@ class WrappedRows(Rows):
         self.gives_loss = self.rows.gives_loss
         self.gives_labels = self.rows.gives_labels
         self.whole_documents, self.part_rows = self.rows.whole_documents, self.rows.part_rows
-        self.tokenizer_digest = self.rows.tokenizer_digest
+        self.tokenizer_digest, self.is_remote = self.rows.tokenizer_digest, self.rows.is_remote
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -208,6 +215,10 @@ class WrappedRows(Rows):
     def read_ahead(self, samples: Integers) -> None:
         """Ask the kernel to load these rows from disk; return without waiting."""
         self.rows.read_ahead(samples)
+
+    def missing_files(self, samples: Integers) -> "list[MissingFile]":
+        """Return the files of remote stores that are not here."""
+        return self.rows.missing_files(samples)
 
     def widths(self, samples: Integers) -> Integers:
         """Return how wide a batch must be for each of the rows `samples`."""
@@ -294,10 +305,9 @@ def as_rows(rows: RowsLike, name: str = "data") -> Rows:
     return _AdaptedRows(rows)
 
 
-_OPTIONAL = "stream stride side multiple gives_positions gives_loss gives_labels whole_documents"
-_OPTIONAL += (
-    " part_rows tokenizer_digest describe read_epochs read_ahead widths spans origins unread"
-)
+_OPTIONAL = """stream stride side multiple gives_positions gives_loss gives_labels whole_documents
+part_rows tokenizer_digest is_remote describe read_epochs read_ahead missing_files widths spans
+origins unread"""
 
 
 class _AdaptedRows(Rows):

@@ -12,17 +12,22 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from penstock.digest import digest_json
 from penstock.errors import StoreError, UnknownLengthError
+from penstock.paths import is_remote
+from penstock.ranges import ranges
 from penstock.rows.array_file import ArrayFile as ArrayFile
 from penstock.rows.blocks import BlockChecks, load_ahead
 from penstock.rows.origins import RowOrigin, find_origins
 from penstock.rows.protocol import Array, Integers, Rows, Settings
 from penstock.store.reader import TokenStore
+
+if TYPE_CHECKING:
+    from penstock.remote.downloads import MissingFile
 
 
 @runtime_checkable
@@ -70,6 +75,8 @@ class Stream:
         """The offset after each piece."""
         self.starts: Integers = self.ends - joined
         self._checked: dict[str, BlockChecks] = {}
+        self.is_remote = any(store.is_remote for store in self._stores)
+        """Whether files of a member are downloaded when they are first used."""
 
     def __str__(self) -> str:
         more = f" and {len(self.members) - 1:,} more" if len(self.members) > 1 else ""
@@ -185,6 +192,25 @@ class Stream:
         source, part = self._find(number)
         return (source, part) if isinstance(source, TokenStore) else None
 
+    def missing_files(
+        self, firsts: Integers, lasts: Integers, kinds: Sequence[str]
+    ) -> "list[MissingFile]":
+        """Return the files that rows from piece `firsts[i]` to `lasts[i]` need, and are not here.
+
+        In the order in which the rows need them.
+        """
+        numbers = firsts
+        if (lasts != firsts).any():
+            numbers = ranges(firsts, lasts - firsts + 1)
+        # The first row that needs a piece decides about its place.
+        present, first_rows = np.unique(numbers, return_index=True)
+        found: list[MissingFile] = []
+        for number in present[np.argsort(first_rows)].tolist():
+            source, part = self._find(number)
+            if isinstance(source, TokenStore):
+                found += source.files.missing_files(part, kinds)
+        return found
+
     def read_ahead(self, starts: Integers, length: int) -> None:
         """Ask the kernel to load `length` ids from each of `starts`; return without waiting."""
         numbers = np.searchsorted(self.ends, starts, side="right")
@@ -211,6 +237,8 @@ def _open(source: StreamLike | ArrayFile) -> TokenStore | ArrayFile:
         return source
     if isinstance(source, HasSnapshot):
         return source.snapshot()
+    if is_remote(source):
+        return TokenStore(source)
     path = Path(source)
     if path.suffix in (".npy", ".bin") and not path.is_dir():
         return ArrayFile(path)
@@ -242,6 +270,7 @@ class StreamRows(Rows):
     def __init__(self, store: StreamSource) -> None:
         self.stream = open_stream(store)
         self.tokenizer_digest = self.stream.tokenizer_digest
+        self.is_remote = self.stream.is_remote
 
     def __len__(self) -> int:
         if not self.stream.sealed:

@@ -19,7 +19,7 @@ row is not a target, so rows must overlap by one token for every token to be a t
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,9 @@ from penstock.ranges import group_rows, ranges, whole_number
 from penstock.rows.gather import gather, gather_loss
 from penstock.rows.protocol import Array, Fields, Integers, Settings, checked
 from penstock.rows.tokens import Stream, StreamRows, StreamSource
+
+if TYPE_CHECKING:
+    from penstock.remote.downloads import MissingFile
 
 
 def borders(stream: Stream, starts: Integers, numbers: Integers, length: int) -> Fields:
@@ -284,6 +287,16 @@ class Windows(StreamRows):
         """Return the offset in `stream` and the number of the tokens of a row."""
         start = int(checked(np.array([sample]), self.num_readable)[0]) * self.stride
         return [(start, min(self.length + 1, self.stream.num_tokens - start))]
+
+    def missing_files(self, samples: Integers) -> "list[MissingFile]":
+        """Return the files of remote stores that these rows need and this machine does not have."""
+        starts = np.asarray(samples, np.int64) * self.stride
+        firsts = np.searchsorted(self.stream.ends, starts, side="right")
+        # A row has one token more than its inputs; the last row may end before that.
+        last = np.minimum(starts + self.length, self.stream.num_tokens - 1)
+        lasts = np.searchsorted(self.stream.ends, last, side="right")
+        kinds = ("tokens", "loss", "bounds") if self.borders else ("tokens", "loss")
+        return self.stream.missing_files(firsts, lasts, kinds)
 
     def read_ahead(self, samples: Integers) -> None:
         """Ask the kernel to load these rows from disk; return without waiting."""

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from penstock.errors import SourceError
-from penstock.paths import NamedFile
-from penstock.sources.remote import RemoteStream, file_system, redacted, remote_errors
+from penstock.paths import NamedFile, redacted
+from penstock.sources.remote import RemoteStream, file_system, remote_errors
 from penstock.sources.settings import Texts
 
 STDIN = "-"

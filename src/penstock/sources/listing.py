@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import MissingInputError, SourceError
-from penstock.paths import expand_user
+from penstock.paths import expand_user, redacted
 from penstock.sources.decompress import Expanded
 from penstock.sources.files import BOM, STDIN, InputFile, file_state, open_file
-from penstock.sources.remote import file_system, redacted, without_secrets
+from penstock.sources.remote import file_system, without_secrets
 from penstock.sources.settings import ReadSettings, Texts
 from penstock.sources.walk import Skipped, file_mode, find_files, matching, refuse_unlisted
 

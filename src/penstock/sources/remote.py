@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from penstock.errors import MissingExtraError, SourceError
+from penstock.paths import redacted as redacted
 
 _HEADER_SECONDS = 30.0
 
@@ -87,11 +88,6 @@ def without_secrets(error: BaseException) -> str:
     text = re.sub(r"\?[^\s'\")]+", "?…", text)
     # A server decides how long a header is that a message repeats.
     return re.sub(r"(\S{80})\S+", r"\1…", " ".join(text.split()))
-
-
-def redacted(url: str) -> str:
-    """`url` without user, password and query, which may be secret."""
-    return re.sub(r"//[^/]*@", "//", url).partition("?")[0]
 
 
 def file_system(path: str) -> Any:

@@ -12,10 +12,12 @@ from penstock.exports import lazy_exports
 
 if TYPE_CHECKING:
     from penstock.store.build import build as build
+    from penstock.store.copy import copy as copy
     from penstock.store.job import BuildProgress as BuildProgress
     from penstock.store.manifest import Manifest as Manifest
     from penstock.store.manifest import PartRecord as PartRecord
     from penstock.store.manifest import read_manifest as read_manifest
+    from penstock.store.merge import merge as merge
     from penstock.store.reader import Origin as Origin
     from penstock.store.reader import TokenStore as TokenStore
     from penstock.store.repair import repair as repair
@@ -31,8 +33,10 @@ else:
         __name__,
         {
             "build": "build",
+            "copy": "copy",
             "job": "BuildProgress",
             "manifest": "Manifest PartRecord read_manifest",
+            "merge": "merge",
             "reader": "Origin TokenStore",
             "repair": "repair",
             "sides": "open_sides",

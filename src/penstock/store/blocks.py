@@ -13,6 +13,7 @@ must equal the checksum which follows from those of the blocks: see `joined_sum`
 """
 
 import mmap
+import os
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
+
+from penstock.errors import StoreError
 
 if TYPE_CHECKING:
     from zlib import crc32 as crc32
@@ -101,3 +104,26 @@ def _after_a_block() -> list[list[int]]:
             table += [value ^ bit for value in table]
         tables.append(table)
     return tables
+
+
+def bounds_problem(bounds: NDArray[np.uint64], num_tokens: int) -> str | None:
+    """What is wrong with the ends of the documents of a part; None if nothing is.
+
+    Equal bounds are the ends of documents without tokens. `build` writes none, but rows can be
+    made of a store that has some.
+    """
+    last = int(bounds[-1]) if len(bounds) else 0
+    if last == num_tokens and (bounds[1:] >= bounds[:-1]).all():
+        return None
+    return f"its bounds do not ascend to {num_tokens:,}, the number of its tokens"
+
+
+def checks_wanted() -> bool:
+    """Whether `PENSTOCK_CHECKSUMS` asks for checks of blocks, which it does if it is not set."""
+    value = os.environ.get("PENSTOCK_CHECKSUMS", "1")
+    if value not in ("0", "1"):
+        raise StoreError(
+            f"The environment variable PENSTOCK_CHECKSUMS is {value!r}. Set it to 0 to read stores "
+            "without comparing checksums, or to 1, which is the default."
+        )
+    return value == "1"

@@ -5,17 +5,22 @@ the inputs and the settings alone, not on threads, timing or interruptions.
 """
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from penstock.errors import SourceError, StoreError, TokenizerError
-from penstock.sources.document import Tally
+from penstock.errors import (
+    RemoteError,
+    SourceError,
+    StoreError,
+    TokenizerError,
+)
+from penstock.remote.address import StoreUrl, store_path
 from penstock.sources.settings import Format
-from penstock.store import manifest as manifests
+from penstock.store.commit import commit
+from penstock.store.destination import Destination
 from penstock.store.existing import (
     accept_touched,
     discard,
@@ -27,32 +32,28 @@ from penstock.store.files import (
     make_directory,
     remove_temporary,
     room_for,
-    write_file,
 )
-from penstock.store.inputs import input_digests, read_stamps, reject_lines, remember_stamps
+from penstock.store.inputs import read_stamps, remember_stamps
 from penstock.store.job import BuildSettings, EngineName, Inputs, Job, Report, WorkersName, prepare
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
-from penstock.store.manifest import JsonObject, PartRecord, read_manifest
+from penstock.store.manifest import read_manifest
 from penstock.store.overwrite import replacement
 from penstock.store.part import parse_split
-from penstock.store.part_table import joined_parts
 from penstock.store.reader import TokenStore
 from penstock.store.refusals import (
-    refuse_deleted,
     refuse_empty_side,
     refuse_lost_bytes,
     refuse_nothing,
 )
-from penstock.store.resume import intact_slices
-from penstock.store.sides import generation_of
+from penstock.store.resume import target_of
 from penstock.store.workers import Workers
 from penstock.tokenize.tokenizer import SpecialTokens
 
 
 def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read best)
     inputs: Inputs,
-    store: str | os.PathLike[str],
+    store: str | os.PathLike[str] | StoreUrl,
     *,
     tokenizer: object = "gpt2",
     format: Format = "auto",
@@ -88,7 +89,8 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
             .gz, .zst, .bz2 or .xz, and are read in the order of their names. In a directory, links
             are followed, and each directory is read once. Hidden files are not read; the log and
             the manifest count them. A pipe, a broken link or an unknown suffix is an error.
-        store: The directory to write.
+        store: The directory to write, or the URL of a store in object storage: `s3://…`, `gs://…`
+            or `az://…`.
         tokenizer: A name, a path or an object; see `load_tokenizer`.
         format: "text", "jsonl", "json" (an array of records), "csv", "tsv", "parquet" or "arrow".
             "auto" decides by the file name's suffix; a .json file that begins with `[` is an array,
@@ -170,13 +172,38 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
             "append=True (--append) adds to a store and overwrite=True (--overwrite) replaces it: "
             "leave one of them out of penstock.build."
         )
-    with room_for(Path(store)):
-        job = prepare(BuildSettings(**arguments))
+    place = store_path(store)
+    if not isinstance(place, StoreUrl):
+        job = _build(BuildSettings(**arguments), None, overwrite, progress)
+        return TokenStore(job.directory / job.sides[0])
+    remote = Destination(place)
+    with remote.naming_it():
+        # The parts are made on this machine, and sent from there.
+        settings = BuildSettings(**{**arguments, "store": remote.staging})
+        job = _build(settings, remote, overwrite, progress)
+    return TokenStore(place / job.sides[0])
+
+
+def _build(
+    settings: BuildSettings,
+    remote: Destination | None,
+    overwrite: bool,
+    progress: Report | bool | None,
+) -> Job:
+    """Run a build; returns its job."""
+    with room_for(Path(settings.store)):
+        if remote is not None:
+            remote.staging.mkdir(parents=True, exist_ok=True)
+        job = replace(prepare(settings), remote=remote)
     # So far only the directory was created, so a wrong argument leaves no file behind.
     with room_for(job.directory), locked(job.directory), ExitStack() as bars:
+        if remote is not None:
+            remote.pull()
         # The new store takes the place of the old one when this block ends without an error.
         made = bars.enter_context(replacement(job)) if overwrite else job
         begun = begin(made)
+        if remote is not None:
+            remote.settle()
         if begun is not None:
             report: Report | None = None if isinstance(progress, bool) else progress
             if progress is True:
@@ -184,7 +211,9 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
 
                 report = bars.enter_context(build_bar())[1]
             execute(begun, report)
-    return TokenStore(job.directory / job.sides[0])
+        if remote is not None:
+            remote.empty_staging()
+    return job
 
 
 def begin(job: Job, *, live: bool = False) -> Job | None:
@@ -223,11 +252,12 @@ def execute(job: Job, progress: Report | None = None) -> None:
 
     The caller holds the store's lock.
     """
-    journal = Journal(job.directory)
+    journal, target = Journal(job.directory), target_of(job)
     begun = journal.begin(job.stamped, job.first_build)
     clean_up(job)
-    sealed = intact_slices(job, journal, begun)
-    with _failures_recorded(journal):
+    target.claim()
+    sealed = target.intact(begun)
+    with _failures_recorded(job):
         done = Workers(job, sealed).run(progress)
     finish(job, done)
 
@@ -250,98 +280,35 @@ def finish(job: Job, done: list[SealedSlice]) -> None:
     The caller holds the store's lock.
     """
     journal, first_side = Journal(job.directory), job.directory / job.sides[0]
-    with _failures_recorded(journal):
+    target = target_of(job)
+    with _failures_recorded(job):
         refuse_lost_bytes(job, done)
         refuse_nothing(job, done)
         refuse_empty_side(job, done)
     # Not a failure of these settings: the same build will make the missing parts.
-    refuse_deleted(job, done)
+    target.refuse_deleted(done)
     if job.chat is not None:
         job.chat.report.log()
     earlier: dict[str, str] = {}
     if job.settings.append:
         earlier = read_stamps(job.directory, read_manifest(first_side).digest)
-    _commit(job, done)
+    commit(job, done)
+    target.commit(job.sides)
     remember_stamps(job.directory, read_manifest(first_side).digest, job.files, earlier)
     # A kill before this line leaves a journal that `killed_at_the_end` recognises.
     journal.end()
+    target.end()
 
 
 @contextmanager
-def _failures_recorded(journal: Journal) -> Iterator[None]:
+def _failures_recorded(job: Job) -> Iterator[None]:
     """Record in the journal that a build cannot succeed, if the `with` block says so."""
     try:
         yield
-    except (SourceError, StoreError, TokenizerError):
+    except RemoteError:
+        raise  # the same settings will succeed, with a better network
+    except (SourceError, StoreError, TokenizerError) as error:
         # Not after Ctrl-C or on a full disk: then the same settings will succeed.
-        journal.fail()
+        Journal(job.directory).fail()
+        target_of(job).fail(error)
         raise
-
-
-def _commit(job: Job, done: list[SealedSlice]) -> None:
-    """Write the reject logs and the manifests of all sides."""
-    parts: dict[str, Sequence[PartRecord]] = {}
-    builds: dict[str, list[JsonObject]] = {}
-    for side in job.sides:
-        # A slice has no part here if its documents are all on the other side, or were rejected.
-        new = [record.parts[side] for record in done if record.parts[side].num_documents]
-        builds[side], parts[side] = [], new
-        if job.settings.append:
-            earlier = read_manifest(job.directory / side)
-            is_done = len(earlier.builds) > job.first_build
-            item_size = job.tokenizer.dtype.itemsize
-            parts[side] = joined_parts(earlier.parts, [] if is_done else new, item_size)
-            builds[side] = earlier.builds
-    split = {"generation": generation_of(parts)} if job.settings.split else {}
-    # The training side is committed last: `earlier_build` takes its manifest as the sign that
-    # both sides are there.
-    for side in reversed(job.sides):
-        # A build that was killed between the sides has committed the first one already.
-        if len(builds[side]) == job.first_build:
-            _commit_side(job, side, done, parts[side], builds[side], split)
-
-
-def _commit_side(
-    job: Job,
-    side: str,
-    done: list[SealedSlice],
-    parts: Sequence[PartRecord],
-    builds: list[JsonObject],
-    split: JsonObject,
-) -> None:
-    """Write the reject log and then the manifest of one side."""
-    settings, directory = job.recorded, job.directory / side
-    counted = manifests.counts(parts)
-    tally = asdict(Tally.total(record.tally for record in done))
-    continued = tally.pop("continued")
-    rejects = [reject for record in done for reject in record.rejects]
-    inputs = [dict(each) for each in settings["inputs"]]
-    log = reject_lines(rejects, inputs)
-    for file, digest in input_digests(each for record in done for each in record.digests).items():
-        inputs[file]["digest"] = digest
-    reasons = dict(sorted(Counter(each.reason for each in rejects).items()))
-    # How many files follow each rule that "auto" found; none with any other setting.
-    rules = sum((Counter(record.rules) for record in done), Counter())
-    size, digest = write_file(directory / manifests.rejects_file(len(builds)), log)
-    contents = {
-        "format": "penstock-store",
-        "version": manifests.VERSION,
-        "dtype": job.tokenizer.dtype.name,
-        **manifests.shared_settings(settings),
-        "side": side or None,
-        **split,
-        "counts": counted,
-        "builds": [
-            *builds,
-            {
-                "slices": len(done),
-                "counts": tally | ({"pieces": tally["documents"] + continued} if continued else {}),
-                "rejects": {"bytes": size, "sha256": digest, "reasons": reasons},
-                "reading": settings["reading"],
-                **({"documents": dict(sorted(rules.items()))} if rules else {}),
-                **({"skipped_files": job.skipped} if job.skipped else {}),
-                "inputs": inputs,
-            },
-        ],
-    }
-    manifests.write_manifest(directory, contents, parts)

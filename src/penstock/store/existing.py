@@ -179,7 +179,7 @@ def _refuse_append(job: Job, manifest: Manifest) -> None:
             'end of the data. Build a store with split="hash", which holds out the same documents '
             "when inputs are appended."
         )
-    old, new = shared_settings(_renamed(manifest.contents, settings)), shared_settings(settings)
+    old, new = shared_settings(renamed(manifest.contents, settings)), shared_settings(settings)
     if old != new:
         raise StoreError(
             f"{directory} was built with other settings: {differences(old, new)}. Inputs can be "
@@ -231,7 +231,7 @@ def refuse_other(
     """
     # The call that made any one build of the store is accepted, and returns at once, even if
     # other inputs were appended later.
-    whole = _renamed({**manifest.settings, "append": False}, settings)
+    whole = renamed({**manifest.settings, "append": False}, settings)
     same = []
     for done in manifest.builds:
         one = {**whole, "reading": done["reading"], "inputs": comparable(done["inputs"])}
@@ -269,20 +269,20 @@ def refuse_other(
     )
 
 
-def _renamed(old: JsonObject, new: JsonObject) -> JsonObject:
+def renamed(old: JsonObject, new: JsonObject) -> JsonObject:
     """Settings of a store as the new build writes those that mean the same.
 
     A digest identifies a tokenizer and a template. The names say nothing more, and earlier
     versions recorded whole paths. The split "tail:0.10" is "tail:0.1".
     """
-    renamed = dict(old)
+    found = dict(old)
     if same_split(old["split"], new["split"]):
-        renamed["split"] = new["split"]
+        found["split"] = new["split"]
     for key, name in (("tokenizer", "name"), ("chat", "template")):
         before, after = old.get(key), new.get(key)
         if before and after and before["digest"] and before["digest"] == after["digest"]:
-            renamed[key] = {**before, name: after[name]}
-    return renamed
+            found[key] = {**before, name: after[name]}
+    return found
 
 
 def _listed(names: list[str]) -> str:

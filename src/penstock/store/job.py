@@ -35,6 +35,7 @@ from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from penstock.store.chats import ChatStage
+    from penstock.store.destination import Destination
 
 Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Texts
 EngineName = Literal["auto", "gigatoken", "tokenizers"]
@@ -153,6 +154,8 @@ class Job:
     """Whether parts are read while others are built. Then all threads together make the first
     slice, and one thread makes the others as long as no reader waits. Parts are announced before
     they are on disk, and they are compared with the reference tokenizer after that."""
+    remote: "Destination | None" = None
+    """Where sealed parts are sent; `directory` is then a staging directory on this machine."""
 
     @property
     def num_threads(self) -> int:

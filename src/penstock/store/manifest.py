@@ -23,10 +23,13 @@ import numpy as np
 from penstock.digest import digest_bytes
 from penstock.errors import MissingStoreError, StoreError
 from penstock.ranges import Integers
+from penstock.remote.address import StorePath
 from penstock.store.files import read_file, remove_file, sync_directory, write_file
+from penstock.store.manifest_checks import FILE_NAME as FILE_NAME
 from penstock.store.manifest_checks import (
     HEX,
     TABLE_VERSION,
+    absent_store,
     check_contents,
     check_part,
     checked_count,
@@ -50,7 +53,6 @@ from penstock.store.part_table import (
     token_counts,
 )
 
-FILE_NAME = "penstock.json"
 MOST_LISTED = 16_384
 """The most parts that a manifest lists: a JSON text of 8 MB, which is read in 0.2 s."""
 _MOST_RECORDS = 256
@@ -235,8 +237,25 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / FILE_NAME
     if not path.exists():
-        raise _absent(directory)
+        raise absent_store(directory)
     data = read_file(path)
+    try:
+        return parse_manifest(data, path, directory)
+    except MissingStoreError:
+        # An append removes the table of the manifest that it has replaced.
+        if read_file(path) == data:
+            raise
+    return read_manifest(directory)
+
+
+def parse_manifest(data: bytes, path: StorePath, tables: Path) -> Manifest:
+    """The manifest in the contents of the file `path`, checked; see `read_manifest`.
+
+    Args:
+        data: The contents.
+        path: The name of the file, for messages.
+        tables: The directory of the table of parts, if the manifest needs one (see `side_file`).
+    """
     # A pattern finds the digest, and not a JSON parser: nothing is parsed before the digest is
     # right. 64 more bytes have room for the brace, the key and white space.
     claimed = data[: len(_ZEROS) + 64].decode(errors="replace")
@@ -253,45 +272,15 @@ def read_manifest(directory: Path) -> Manifest:
             f"{actual[:8]}, but the digest written in it is {found[1][:8]}. Restore it from a "
             "copy, or build the store again."
         )
-    try:
-        return _checked(data, path)
-    except MissingStoreError:
-        # An append removes the table of the manifest that it has replaced.
-        if read_file(path) == data:
-            raise
-    return read_manifest(directory)
+    return _checked(data, path, tables)
 
 
-def _absent(directory: Path) -> StoreError:
-    if not directory.exists():
-        return MissingStoreError(f"{directory} does not exist, so there is no store.")
-    whole = directory.parent if directory.name in ("train", "val") else directory
-    if (whole / ".failed").exists():
-        return StoreError(
-            f"{directory} holds a build that failed. Change what its message says, and run "
-            "`penstock build` again: it may have other settings."
-        )
-    if (whole / ".building.json").exists():
-        return StoreError(
-            f"{directory} holds a build that was not finished. Run the same `penstock build` "
-            "command again to resume it."
-        )
-    sides = [side for side in ("train", "val") if (directory / side / FILE_NAME).exists()]
-    if sides:
-        open_one = f"Open {directory / sides[0]} instead."
-        return StoreError(f"{directory} was built with a split. {open_one}")
-    return MissingStoreError(
-        f"{directory} has no {FILE_NAME}, so it is not a store. Name a directory that penstock "
-        "build wrote."
-    )
-
-
-def _checked(data: bytes, path: Path) -> Manifest:
+def _checked(data: bytes, path: StorePath, tables: Path) -> Manifest:
     """The manifest in `data`, after all its values were checked."""
     try:
         contents = json.loads(data)
         check_contents(contents)
-        parts = _checked_parts(contents, path.parent)
+        parts = _checked_parts(contents, tables)
         del contents["parts"]
         manifest = Manifest(contents["digest"], contents, parts)
         for name, total in counts(manifest.parts).items():

@@ -1,9 +1,15 @@
-"""Checks of the values of a manifest, before anything is allocated or opened because of them."""
+"""Checks of a manifest: that there is one, and that its values are possible.
+
+The values are checked before anything is allocated or opened because of them.
+"""
 
 import re
+from pathlib import Path
 
+from penstock.errors import MissingStoreError, StoreError
 from penstock.store.part_table import CHECKED_KINDS, KINDS, MAX_COUNT, JsonObject, file_sizes
 
+FILE_NAME = "penstock.json"
 VERSION = 2
 """The version of new stores. Those of version 1 have no checksums, and no documents in pieces."""
 TABLE_VERSION = 3
@@ -101,3 +107,28 @@ def checked_string(
     is_valid = isinstance(value, str) and pattern.fullmatch(value)
     if not is_valid and not (optional and value is None):
         raise ValueError(f"{name} is {value!r:.80}")
+
+
+def absent_store(directory: Path) -> StoreError:
+    """The error that says why there is no store in a directory."""
+    if not directory.exists():
+        return MissingStoreError(f"{directory} does not exist, so there is no store.")
+    whole = directory.parent if directory.name in ("train", "val") else directory
+    if (whole / ".failed").exists():
+        return StoreError(
+            f"{directory} holds a build that failed. Change what its message says, and run "
+            "`penstock build` again: it may have other settings."
+        )
+    if (whole / ".building.json").exists():
+        return StoreError(
+            f"{directory} holds a build that was not finished. Run the same `penstock build` "
+            "command again to resume it."
+        )
+    sides = [side for side in ("train", "val") if (directory / side / FILE_NAME).exists()]
+    if sides:
+        open_one = f"Open {directory / sides[0]} instead."
+        return StoreError(f"{directory} was built with a split. {open_one}")
+    return MissingStoreError(
+        f"{directory} has no {FILE_NAME}, so it is not a store. Name a directory that penstock "
+        "build wrote."
+    )

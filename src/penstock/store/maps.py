@@ -12,21 +12,32 @@ import mmap
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StoreError
+from penstock.remote.address import StorePath
 
 _MOST_MAPPED = 16_384  # Linux allows a process 65,530 maps
 # Left to the rest of the process: its streams, locks and directories, what it writes, sockets.
 # With torch, an idle process has 5, and a build with two threads 12.
 _OTHERS = 24
+
+
+_LOOKED_AT = 16
+
+# The parts of any store whose manifest lists them, in 50 MB.
+_MOST_KEPT = 16_384
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 class MappedFile(NamedTuple):
@@ -38,7 +49,9 @@ class MappedFile(NamedTuple):
     mapping: mmap.mmap
     size: int
     """Bytes of the file."""
-    path: Path
+    path: StorePath
+    name: str
+    """The path that was opened: of a remote store, that of the file on this machine."""
 
 
 class Maps:
@@ -73,6 +86,23 @@ class Maps:
     def __len__(self) -> int:
         return len(self.files)
 
+    def remove(self, key: tuple[int, str]) -> None:
+        """Remove the map of a key, if there is one."""
+        with self.lock:
+            self.files.pop(key, None)
+
+    def remove_evicted(self) -> None:
+        """Remove some maps of files that have no name any more, so that their space is free.
+
+        Looks at the first few files, and moves those that still have a name to the end: so the
+        next calls look at others.
+        """
+        with self.lock:
+            for key in list(islice(self.files, _LOOKED_AT)):
+                found = self.files.pop(key)
+                if Path(found.name).exists():
+                    self.files[key] = found
+
     def remove_oldest(self) -> None:
         """Remove a map; arrays of it that are in use stay valid, and keep it open."""
         with self.lock:
@@ -84,13 +114,22 @@ _open: "WeakSet[Maps]" = WeakSet()
 _guard = Lock()  # a set must not change while it is listed
 
 
+def keep_newest(kept: dict[_Key, _Value], key: _Key, value: _Value) -> _Value:
+    """Add an entry, if there is none, and forget the oldest ones; returns the entry."""
+    # RuntimeError: another thread changed the dict at this moment, and forgets entries as well.
+    with suppress(RuntimeError, StopIteration):
+        while len(kept) >= _MOST_KEPT:
+            kept.pop(next(iter(kept)), None)
+    return kept.setdefault(key, value)
+
+
 def files_at_once(most: int) -> int:
     """How many files, at most `most`, a thread may use at a time."""
     return max(1, min(most, _descriptors() // 4))
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explained(path: StorePath) -> Iterator[None]:
     """Raise an error that says what to do if the process has no descriptor left for `path`."""
     try:
         yield

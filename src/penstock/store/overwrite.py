@@ -5,7 +5,8 @@
     stores/.owt.old/     the old store for the moment between two renames, before it is deleted
 
 Only a directory whose files were all written by a build is replaced. Where a directory cannot be
-renamed, such as a mount point, the old store is deleted before the new one is built.
+renamed, such as a mount point, the old store is deleted before the new one is built. So is a store
+in object storage.
 """
 
 import os
@@ -46,6 +47,12 @@ def replacement(job: Job) -> Iterator[Job]:
     Raises:
         StoreError: the directory holds a file that no build wrote.
     """
+    if job.remote is not None:
+        # Object storage has no renames, so the old store is deleted before the new one is built.
+        if not _is_begun(job):
+            job.remote.clear()
+        yield job
+        return
     made = _replacement(job)
     if made is job:
         yield job

@@ -18,11 +18,11 @@ import hashlib
 import mmap
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +30,24 @@ from numpy.typing import NDArray
 from penstock.errors import MissingStoreError, StoreError
 from penstock.paths import NamedFile, naming
 from penstock.ranges import Integers, group_rows
-from penstock.store.blocks import BLOCK_BYTES, copy_blocks, crc32, joined_sum, num_blocks
+from penstock.remote.address import StorePath
+from penstock.store.blocks import (
+    BLOCK_BYTES,
+    bounds_problem,
+    checks_wanted,
+    copy_blocks,
+    crc32,
+    joined_sum,
+    num_blocks,
+)
 from penstock.store.files import HEADER_BYTES, array_layout, header
 from penstock.store.folders import open_to_read
 from penstock.store.manifest import CHECKED_KINDS, Manifest, PartRecord, part_file
-from penstock.store.maps import MappedFile, Maps, explained, files_at_once
+from penstock.store.maps import MappedFile, Maps, explained, files_at_once, keep_newest
 from penstock.store.part_table import exact_sum, token_counts
+
+if TYPE_CHECKING:
+    from penstock.remote.downloads import MissingFile
 
 REPAIR_ADVICE = (
     "Make it again from the inputs with `penstock repair` (in Python, penstock.repair), or copy it "
@@ -49,11 +61,6 @@ _REQUESTED = 128
 # The operating system Windows has no madvise, so blocks are not requested there.
 _WILL_NEED: int | None = getattr(mmap, "MADV_WILLNEED", None)
 
-# The parts of any store whose manifest lists them, in 50 MB.
-_MOST_KEPT = 16_384
-
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
 _Block = tuple[int, int]
 """The index of a part, and of a block in one of its files."""
 
@@ -81,18 +88,18 @@ class PartFiles:
     """The files of the parts of one store. Safe to use from several threads and after a fork.
 
     Args:
-        path: The directory of the store.
+        path: The directory of the store, or its URL (see `penstock.store.remote_parts`).
         manifest: Its manifest.
     """
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    def __init__(self, path: StorePath, manifest: Manifest) -> None:
         self._path, self._parts = path, manifest.parts
         # Relative paths would name other files after a change of the working directory.
         self._directory = path.absolute()
         self._dtype = np.dtype(manifest.contents["dtype"]).newbyteorder("<")
         self._vocab_size = int(manifest.contents["tokenizer"]["vocab_size"])
         self._state = _State()
-        self.is_checked = _is_wanted()
+        self.is_checked = checks_wanted()
         """Whether blocks are checked before they are used."""
         self.read_in_order = False
         """Whether parts are read one after the other, so that pages beside a row are used soon."""
@@ -108,7 +115,7 @@ class PartFiles:
         # Without the lock: to look up one key is atomic.
         found = maps.files.get(key)
         if found is None:
-            found = maps.add(key, partial(self._map, self._parts[part], kind))
+            found = self._add(part, kind)
         elif maps.is_crowded:
             maps.use(key, found)
         try:
@@ -117,8 +124,23 @@ class PartFiles:
             error.filename = str(found.path)
             raise
         if size != found.size:
+            if self._fetch_again(kind, [part]):
+                return self.file(part, kind)
             raise _other_size(found.path, size, found.size)
         return found
+
+    def _add(self, part: int, kind: str) -> MappedFile:
+        """Map a file that is used for the first time."""
+        open_file = partial(self._map, self._parts[part], kind)
+        return self._state.maps.add((part, kind), open_file)
+
+    def missing_files(self, part: int, kinds: Sequence[str]) -> "list[MissingFile]":
+        """The files of a part that have to be downloaded; a local store has none."""
+        return []
+
+    def _fetch_again(self, kind: str, parts: Sequence[int]) -> bool:
+        """Remove damaged files that can be downloaded again; False if there are none."""
+        return False
 
     def array(self, part: int, kind: str) -> NDArray[Any]:
         """One array of one part, all of which was checked."""
@@ -126,9 +148,10 @@ class PartFiles:
         if key not in self._state.whole:
             record, blocks = self._parts[part], np.arange(num_blocks(len(found.data)))
             self.check(kind, np.full(len(blocks), part), blocks)
+            found = self.file(part, kind)  # a damaged one may have been downloaded again
             if kind == "bounds" and (problem := bounds_problem(found.array, record.num_tokens)):
                 raise StoreError(f"{self._path}, part {record.number}: {problem}. {REPAIR_ADVICE}")
-            _keep(self._state.whole, key, True)
+            keep_newest(self._state.whole, key, True)
         return found.array
 
     def span(self, part: int, kind: str, start: int, stop: int) -> NDArray[Any]:
@@ -140,6 +163,7 @@ class PartFiles:
             if not self._checked(part, kind)[first : last + 1].all():
                 blocks = np.arange(first, last + 1)
                 self.check(kind, np.full(len(blocks), part), blocks)
+                array = self.file(part, kind).array  # perhaps downloaded again
         return array[start:stop]
 
     def check(self, kind: str, parts: Integers, blocks: Integers) -> None:
@@ -161,7 +185,13 @@ class PartFiles:
         for first in range(0, len(wanted), at_once):
             requested = first + ahead if first else 0
             self._request(kind, wanted[requested : first + at_once + ahead])
-            self._check_some(kind, wanted[first : first + at_once])
+            some = wanted[first : first + at_once]
+            try:
+                self._check_some(kind, some)
+            except StoreError:
+                if not self._fetch_again(kind, sorted({part for part, _ in some})):
+                    raise
+                self._check_some(kind, some)
 
     def _request(self, kind: str, wanted: list[_Block]) -> None:
         """Ask the kernel to load blocks; return without waiting.
@@ -230,7 +260,7 @@ class PartFiles:
         if done is None:
             blocks = num_blocks(self._parts[part].files[kind][0])
             # Another thread may have added it after the line above, and have checked blocks.
-            done = _keep(self._state.done, (part, kind), np.zeros(blocks, bool))
+            done = keep_newest(self._state.done, (part, kind), np.zeros(blocks, bool))
         return done
 
     def _sum(self, part: int, kind: str, block: int) -> int | None:
@@ -240,7 +270,7 @@ class PartFiles:
             return None
         sums = self._state.sums.get(part)
         if sums is None:
-            sums = _keep(self._state.sums, part, self._read_sums(record))
+            sums = keep_newest(self._state.sums, part, self._read_sums(record))
         # The checksums of all files follow each other.
         before = CHECKED_KINDS[: CHECKED_KINDS.index(kind)]
         first = sum(num_blocks(record.files[each][0]) for each in before if each in record.files)
@@ -262,11 +292,12 @@ class PartFiles:
         """Open one file of a part, after its size was compared with the manifest."""
         path = self._path / part_file(record.number, kind)
         opened = self._directory / path.name
+        assert isinstance(opened, Path)  # files of a URL are opened by the subclass
         if not opened.exists():
             raise MissingStoreError(f"{path} is missing. {REPAIR_ADVICE}")
         stream = open_to_read(opened)
         try:
-            with naming(path):
+            with naming(str(path)):
                 size = os.fstat(stream.fileno()).st_size
             if size != record.files[kind][0]:
                 raise _other_size(path, size, record.files[kind][0])
@@ -278,11 +309,12 @@ class PartFiles:
     def _map(self, record: PartRecord, kind: str) -> MappedFile:
         dtype, shape = array_layout(kind, self._dtype, record.num_documents, record.num_tokens)
         path, num_bytes = self._path / part_file(record.number, kind), record.files[kind][0]
-        with explained(path), self._open_file(record, kind) as stream, naming(path):
+        with explained(path), self._open_file(record, kind) as stream, naming(str(path)):
             # Not from the map: there, the kernel would also load up to 8 MB after the header.
             head = stream.read(HEADER_BYTES)
             # The map has a descriptor of its own, so `size` can tell whether the file was cut.
             mapping = mmap.mmap(stream.fileno(), num_bytes, access=mmap.ACCESS_READ)
+            name = str(stream.name)
         # The header contains type and shape, so this also finds swapped files of equal size.
         if head != header(dtype, shape):
             raise StoreError(
@@ -296,7 +328,7 @@ class PartFiles:
             mapping.madvise(mmap.MADV_RANDOM)
         data = np.frombuffer(mapping, np.uint8)
         array = data[HEADER_BYTES:].view(dtype).reshape(shape)
-        return MappedFile(array, data, mapping, len(data), path)
+        return MappedFile(array, data, mapping, len(data), path, name)
 
     @cached_property
     def _exceeds_memory(self) -> bool:
@@ -308,40 +340,8 @@ class PartFiles:
         return num_tokens * int(self._dtype.itemsize) > memory // 2
 
 
-def _keep(kept: dict[_Key, _Value], key: _Key, value: _Value) -> _Value:
-    """Add an entry, if there is none, and forget the oldest ones; returns the entry."""
-    # RuntimeError: another thread changed the dict at this moment, and forgets entries as well.
-    with suppress(RuntimeError, StopIteration):
-        while len(kept) >= _MOST_KEPT:
-            kept.pop(next(iter(kept)), None)
-    return kept.setdefault(key, value)
-
-
-def bounds_problem(bounds: NDArray[np.uint64], num_tokens: int) -> str | None:
-    """What is wrong with the ends of the documents of a part; None if nothing is.
-
-    Equal bounds are the ends of documents without tokens. `build` writes none, but rows can be
-    made of a store that has some.
-    """
-    last = int(bounds[-1]) if len(bounds) else 0
-    if last == num_tokens and (bounds[1:] >= bounds[:-1]).all():
-        return None
-    return f"its bounds do not ascend to {num_tokens:,}, the number of its tokens"
-
-
-def _other_size(path: Path, size: int, expected: int) -> StoreError:
+def _other_size(path: StorePath, size: int, expected: int) -> StoreError:
     return StoreError(
         f"{path} has {size:,} bytes, but its manifest says {expected:,}. It was cut off or "
         f"overwritten, perhaps during a copy. {REPAIR_ADVICE}"
     )
-
-
-def _is_wanted() -> bool:
-    """Whether `PENSTOCK_CHECKSUMS` asks for checks of blocks, which it does if it is not set."""
-    value = os.environ.get("PENSTOCK_CHECKSUMS", "1")
-    if value not in ("0", "1"):
-        raise StoreError(
-            f"The environment variable PENSTOCK_CHECKSUMS is {value!r}. Set it to 0 to read stores "
-            "without comparing checksums, or to 1, which is the default."
-        )
-    return value == "1"

@@ -17,12 +17,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StoreError
-from penstock.paths import expand_user
+from penstock.remote.address import StorePath, StoreUrl, store_path
 from penstock.store.manifest import Manifest, read_manifest
 from penstock.store.parts import REPAIR_ADVICE, PartFiles
 
 if TYPE_CHECKING:
     from penstock.tokenize.tokenizer import Tokenizer
+
+
+def manifest_at(path: StorePath, digest: str | None = None) -> Manifest:
+    """The manifest of the store at `path`.
+
+    Args:
+        path: The directory of the store, or its URL.
+        digest: The digest of a manifest of a remote store that this machine has read before.
+    """
+    if not isinstance(path, StoreUrl):
+        return read_manifest(path)
+    from penstock.store.remote_manifest import read_remote_manifest
+
+    return read_remote_manifest(path, digest)
 
 
 def tokenizer_of(manifest: Manifest, tokenizer: object = None) -> "Tokenizer":
@@ -73,17 +87,44 @@ class TokenStore:
     num_coming: int = 0
     """The next part has at least this many tokens; 0 if the store is sealed."""
 
-    def __init__(self, path: str | os.PathLike[str], manifest: Manifest | None = None) -> None:
-        self.path = expand_user(path)
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | StoreUrl,
+        manifest: Manifest | None = None,
+        *,
+        cache_bytes: int | None = None,
+    ) -> None:
+        """Open the store in a directory, or at a URL such as `s3://bucket/owt`.
+
+        Args:
+            path: The directory, or the URL.
+            manifest: The manifest, if it was read before.
+            cache_bytes: The most bytes that files of remote stores may take on this machine; see
+                docs/remote.md. If None, it is `PENSTOCK_CACHE_BYTES`.
+        """
+        self.path = store_path(path)
         # Files are opened when they are first used, perhaps in another working directory.
         self.directory = self.path.absolute()
-        self.manifest: Manifest = read_manifest(self.path) if manifest is None else manifest
+        self._cache_bytes = cache_bytes
+        self.manifest: Manifest = manifest_at(self.path) if manifest is None else manifest
         self.dtype = np.dtype(self.manifest.contents["dtype"]).newbyteorder("<")
         # Part p holds the tokens [ends[p - 1], ends[p]) of the store, and documents likewise.
         self._token_ends = np.cumsum(self.manifest.part_tokens)
         self._document_ends = np.cumsum(self.manifest.part_documents)
-        self.files = PartFiles(self.path, self.manifest)
+        self.files = self._open_files()
         """The files of its parts, in memory."""
+
+    def _open_files(self) -> PartFiles:
+        if not isinstance(self.path, StoreUrl):
+            return PartFiles(self.path, self.manifest)
+        from penstock.store.remote_parts import RemotePartFiles
+
+        return RemotePartFiles(self.path, self.manifest, self._cache_bytes)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its files are downloaded when they are first used."""
+        return isinstance(self.path, StoreUrl)
 
     def __repr__(self) -> str:
         documents = self.manifest.num_documents
@@ -110,10 +151,13 @@ class TokenStore:
 
     def __getstate__(self) -> dict[str, Any]:
         # Maps and locks are not copied: the other process opens the files it needs.
-        return {"path": self.directory, "digest": self.digest}
+        state = {"path": self.directory, "digest": self.digest}
+        return {**state, "cache_bytes": self._cache_bytes}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["path"])  # type: ignore[misc]
+        # A remote store may have been appended to: then the manifest that was opened is used.
+        known = manifest_at(state["path"], state["digest"])
+        self.__init__(state["path"], known, cache_bytes=state["cache_bytes"])  # type: ignore[misc]
         if self.digest != state["digest"]:
             raise StoreError(f"{self.path} changed after the store was pickled. Open it again.")
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from penstock.errors import SourceError, StoreError
 from penstock.sources.document import Reject, Tally, allowed_rejects
 from penstock.store import manifest as manifests
-from penstock.store.folders import claim_of
 from penstock.store.job import Job
 from penstock.store.journal import SealedSlice
 
@@ -109,21 +108,6 @@ def refuse_lost_bytes(job: Job, done: Sequence[SealedSlice]) -> None:
             f"The inputs have {size:,} bytes, but the build read {counted:,}. This is a bug in "
             "penstock: please report it. The store was not finished."
         )
-
-
-def refuse_deleted(job: Job, done: Sequence[SealedSlice]) -> None:
-    """Raise if a file of a sealed part was deleted or cut off while other parts were made."""
-    for record in done:
-        for side, part in record.parts.items():
-            for kind, (size, _) in part.files.items():
-                path = job.directory / side / manifests.part_file(part.number, kind)
-                if not path.exists() or path.stat().st_size != size:
-                    if (claim := claim_of(job.directory)) is not None:
-                        claim.check()  # raises if the whole directory was deleted
-                    raise StoreError(
-                        f"{path} was deleted or changed during the build, so the store would not "
-                        "be complete. Run this again: only the missing parts are made again."
-                    )
 
 
 def refuse_empty_side(job: Job, done: Sequence[SealedSlice]) -> None:

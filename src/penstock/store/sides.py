@@ -16,7 +16,8 @@ from pathlib import Path
 
 from penstock.digest import digest_bytes, digest_json
 from penstock.errors import MissingStoreError, StoreError
-from penstock.store.manifest import MOST_LISTED, JsonObject, PartRecord
+from penstock.remote.address import StorePath, StoreUrl, store_path
+from penstock.store.manifest import FILE_NAME, MOST_LISTED, JsonObject, PartRecord
 from penstock.store.part_table import table_bytes
 from penstock.store.reader import TokenStore
 
@@ -43,11 +44,41 @@ def open_sides(directory: str | os.PathLike[str]) -> tuple[TokenStore, TokenStor
     Raises:
         StoreError: a side is missing or damaged, or the two are of different builds.
     """
-    train, val = open_stores([Path(directory) / "train", Path(directory) / "val"])
+    whole = store_path(directory)
+    train, val = open_stores([whole / "train", whole / "val"])
     return train, val
 
 
-def open_stores(paths: Sequence[str | os.PathLike[str]]) -> list[TokenStore]:
+def stores_at(path: str | os.PathLike[str] | StoreUrl) -> dict[str, StorePath]:
+    """The two sides of a split store, "train" and "val"; for any other path, the path under "".
+
+    A path without a store is returned too: opening it raises an error that explains it.
+    """
+    whole = store_path(path)
+    sides: dict[str, StorePath] = {side: whole / side for side in ("train", "val")}
+    # A directory with ".building.json" is an unfinished store, even if its sides look finished.
+    is_whole = has_file(whole, FILE_NAME) or (
+        isinstance(whole, Path) and (whole / ".building.json").exists()
+    )
+    if is_whole or not all(has_file(each, FILE_NAME) for each in sides.values()):
+        return {"": whole}
+    return sides
+
+
+def has_file(path: StorePath, name: str) -> bool:
+    """Whether a directory, or a URL, has a file of this name."""
+    if not isinstance(path, StoreUrl):
+        return (path / name).exists()
+    from penstock.remote.objects import open_objects
+
+    try:
+        open_objects(path.address).head(name)
+    except MissingStoreError:
+        return False
+    return True
+
+
+def open_stores(paths: Sequence[str | os.PathLike[str] | StoreUrl]) -> list[TokenStore]:
     """Open stores; two sides of the same split store are of the same build.
 
     While a build replaces the two sides, this function waits for up to five seconds.
@@ -69,7 +100,7 @@ def open_stores(paths: Sequence[str | os.PathLike[str]]) -> list[TokenStore]:
                 "was copied without the other. Repeat that build, or copy both."
             )
         except MissingStoreError as missing:
-            if not any(_is_being_replaced(Path(path)) for path in paths):
+            if not any(_is_being_replaced(store_path(path)) for path in paths):
                 raise
             error = missing
         if time.monotonic() > until:
@@ -79,7 +110,7 @@ def open_stores(paths: Sequence[str | os.PathLike[str]]) -> list[TokenStore]:
 
 def _of_another_build(stores: Sequence[TokenStore]) -> tuple[TokenStore, TokenStore] | None:
     """Two sides of one split store that do not belong together; None if there are none."""
-    seen: dict[Path, TokenStore] = {}
+    seen: dict[StorePath, TokenStore] = {}
     for store in stores:
         contents = store.manifest.contents
         if contents["side"] is None:  # stores that were built separately in one directory
@@ -91,8 +122,10 @@ def _of_another_build(stores: Sequence[TokenStore]) -> tuple[TokenStore, TokenSt
     return None
 
 
-def _is_being_replaced(path: Path) -> bool:
+def _is_being_replaced(path: StorePath) -> bool:
     """Whether the directory of a side is there again, or a build is about to put it there."""
+    if isinstance(path, StoreUrl):
+        return False  # a remote store is not replaced
     # `overwrite` renames the old store, and then the new one. See `penstock.store.overwrite`.
     whole = path.absolute().parent
     return path.is_dir() or whole.with_name(f".{whole.name}.old").exists()

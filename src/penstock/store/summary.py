@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StoreError
+from penstock.remote.address import StoreUrl
 from penstock.sources.settings import separator_in
-from penstock.store.manifest import CHECKED_KINDS, FILE_NAME, JsonObject, read_manifest
+from penstock.store.manifest import CHECKED_KINDS, FILE_NAME, JsonObject
 from penstock.store.part_table import exact_sum
-from penstock.store.reader import TokenStore
+from penstock.store.reader import TokenStore, manifest_at
 
 _AT_ONCE = 1 << 20
 # Shorter lengths are counted in an array, which is 20 times as fast as sorting them.
@@ -133,7 +134,7 @@ def summarize(store: TokenStore) -> Summary:
         lengths=_lengths(*count_lengths(store)) if len(store) else None,
         num_parts=len(manifest.parts),
         num_unchecked=manifest.num_unchecked,
-        disk_bytes=files + logs + (store.directory / FILE_NAME).stat().st_size,
+        disk_bytes=files + logs + _manifest_bytes(store),
         num_builds=len(builds),
         inputs=tuple(manifest.inputs),
         num_skipped=totals["skipped"],
@@ -142,6 +143,15 @@ def summarize(store: TokenStore) -> Summary:
         rejects=dict(sorted(rejects.items())),
         **{name: contents[name] for name in _COPIED},
     )
+
+
+def _manifest_bytes(store: TokenStore) -> int:
+    path = store.directory
+    if isinstance(path, StoreUrl):
+        from penstock.remote.objects import open_objects
+
+        return open_objects(path.address).head(FILE_NAME).size
+    return (path / FILE_NAME).stat().st_size
 
 
 def bytes_per_token(store: TokenStore) -> float | None:
@@ -155,7 +165,7 @@ def bytes_per_token(store: TokenStore) -> float | None:
     if side := manifest.contents["side"]:
         # The manifest counts the bytes of both sides together, so the tokens of both are needed.
         try:
-            other = read_manifest(store.directory.parent / ("val" if side == "train" else "train"))
+            other = manifest_at(store.directory.parent / ("val" if side == "train" else "train"))
         except StoreError:
             return None
         # The other side was built from other inputs, or by another build.

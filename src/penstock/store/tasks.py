@@ -20,6 +20,7 @@ from math import inf
 from pathlib import Path
 
 from penstock.errors import StoreBusyError, StoreError
+from penstock.remote.address import StoreUrl, store_path
 from penstock.store.build import begin, build, clean_up, finish
 from penstock.store.files import create_file, remove_file, room_for
 from penstock.store.job import BuildSettings, Inputs, Job, Report, prepare
@@ -38,7 +39,7 @@ _SHOWN = 20
 
 def build_task(
     inputs: Inputs,
-    store: str | Path,
+    store: str | Path | StoreUrl,
     *,
     task: int,
     num_tasks: int,
@@ -82,7 +83,7 @@ def build_task(
             return [] if begun is None else _make_share(begun, task, num_tasks, progress)
 
 
-def _prepared(inputs: Inputs, store: str | Path, settings: dict[str, object]) -> Job:
+def _prepared(inputs: Inputs, store: str | Path | StoreUrl, settings: dict[str, object]) -> Job:
     """The job of a build; `settings` are arguments of `build`."""
     arguments = {**(build.__kwdefaults__ or {}), **settings}
     if arguments.pop("overwrite"):
@@ -91,7 +92,13 @@ def _prepared(inputs: Inputs, store: str | Path, settings: dict[str, object]) ->
             "the store before you start the tasks, or choose another directory."
         )
     arguments.pop("progress")
-    return prepare(BuildSettings(inputs=inputs, store=store, **arguments))
+    if isinstance(place := store_path(store), StoreUrl):
+        raise StoreError(
+            f"{place} is in object storage, and tasks share a directory. Give them "
+            "a directory that all machines see, and copy the finished store with `penstock copy` "
+            "(in Python, penstock.copy)."
+        )
+    return prepare(BuildSettings(inputs=inputs, store=place, **arguments))
 
 
 def _begin_together(job: Job, num_tasks: int) -> bool:
@@ -149,7 +156,7 @@ def _make_share(job: Job, task: int, num_tasks: int, progress: Report | None) ->
     return made
 
 
-def commit_tasks(inputs: Inputs, store: str | Path, **settings: object) -> TokenStore:
+def commit_tasks(inputs: Inputs, store: str | Path | StoreUrl, **settings: object) -> TokenStore:
     """Finish a store whose slices were made by tasks, and open it; see `build_task`.
 
     The parts are not read again: `verify` does that. Returns at once if the store is finished.

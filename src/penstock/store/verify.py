@@ -32,11 +32,10 @@ import numpy as np
 
 from penstock.digest import digest_json
 from penstock.errors import MissingStoreError, StoreError
-from penstock.paths import expand_user
+from penstock.remote.address import StoreUrl
 from penstock.store.files import digest_file
 from penstock.store.manifest import (
     CHECKED_KINDS,
-    FILE_NAME,
     JsonObject,
     PartRecord,
     part_file,
@@ -44,6 +43,7 @@ from penstock.store.manifest import (
 )
 from penstock.store.parts import REPAIR_ADVICE
 from penstock.store.reader import TokenStore
+from penstock.store.sides import stores_at
 
 _SHOWN = 5
 # The digests of `chain` that were computed. A loader saves its state often, so they are kept.
@@ -51,11 +51,12 @@ _chains: "WeakKeyDictionary[TokenStore, list[str]]" = WeakKeyDictionary()
 
 
 def verify(
-    path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None
+    path: str | os.PathLike[str] | StoreUrl, progress: Callable[[int, int], None] | None = None
 ) -> TokenStore:
     """Check the whole store in `path`, and open it.
 
-    Of a store that was built with a split, checks both sides and opens the first.
+    Of a store that was built with a split, checks both sides and opens the first. Of a remote
+    store, all files are downloaded, also those that are on this machine.
 
     Args:
         path: The store.
@@ -64,26 +65,34 @@ def verify(
     Raises:
         StoreError: something is wrong; the message names the file and the problem.
     """
-    whole = expand_user(path)
-    sides = [whole / side for side in ("train", "val")]
-    is_whole = any((whole / name).exists() for name in (FILE_NAME, ".building.json"))
-    if not is_whole and all((side / FILE_NAME).exists() for side in sides):
-        train, _ = (verify(side, progress) for side in sides)
-        return train
-    store = TokenStore(whole)
+    stores = [verify_store(TokenStore(each), progress) for each in stores_at(path).values()]
+    return stores[0]
+
+
+def verify_store(
+    store: TokenStore, progress: Callable[[int, int], None] | None = None
+) -> TokenStore:
+    """Check the whole of an open store; see `verify`."""
     for number, done in enumerate(store.manifest.builds):
-        log = store.path / rejects_file(number)
-        _check_file(log, done["rejects"]["bytes"], done["rejects"]["sha256"])
+        log = (rejects_file(number), done["rejects"]["bytes"], done["rejects"]["sha256"])
+        _check_file(store, *log)
     for number, part in enumerate(store.manifest.parts):
         for kind, (size, digest) in part.files.items():
-            _check_file(store.path / part_file(part.number, kind), size, digest)
+            _check_file(store, part_file(part.number, kind), size, digest)
         _check_meaning(store, number, part)
         if progress:
             progress(number + 1, len(store.manifest.parts))
     return store
 
 
-def _check_file(path: Path, size: int, digest: str) -> None:
+def _check_file(store: TokenStore, name: str, size: int, digest: str) -> None:
+    path = store.path / name
+    if isinstance(path, StoreUrl):
+        from penstock.store.remote_parts import RemotePartFiles
+
+        assert isinstance(store.files, RemotePartFiles)  # as the path is a URL
+        store.files.download_anew(name, size, digest)
+        return
     if problem := file_problem(path, size, digest):
         kind = StoreError if path.exists() else MissingStoreError
         raise kind(f"{path} {problem}. {REPAIR_ADVICE}")

@@ -178,6 +178,8 @@ class Workers:
         """
         record = made.record
         self._journal.seal(record)
+        if self._job.remote is not None:
+            self._job.remote.upload(record)
         if made.turns is not None and self._job.chat is not None:
             self._job.chat.report.merge(made.turns)
         if not record.tally.documents and not record.tally.continued:

@@ -25,8 +25,9 @@ from penstock.errors import (
     TokenizerError,
     TrainError,
 )
-from penstock.paths import expand_user
+from penstock.paths import expand_user, is_remote, redacted
 from penstock.recipe import Recipe, Tables, parse_recipe, read_recipe, set_value
+from penstock.remote.address import store_path
 from penstock.store.files import write_file
 from penstock.store.reader import TokenStore
 from penstock.train.config import TrainingJob
@@ -260,15 +261,20 @@ def generate(
 
 def _guess_recipe(source: str, device: str | None) -> Tables:
     """The settings of a recipe for a store or a text, by dotted names."""
+    has_gpu = (device or ("cuda" if torch.cuda.is_available() else "cpu")).startswith("cuda")
+    settings = _GPU_GUESSES if has_gpu else _CPU_GUESSES
     if "://" in source:
-        raise SourceError(
-            f"{source} is not a local file. Build a store from it first, with penstock build."
-        )
+        url = store_path(source)
+        if not is_remote(source) or store_sides(url) is None:
+            raise SourceError(
+                f"{redacted(source)} is not a local file, and not a store. Build a store from it "
+                "first, with penstock build."
+            )
+        return {**settings, "output": f"runs/{url.name}"}
     path = expand_user(source)
     is_pattern = glob.has_magic(source) and not path.exists() and path.suffix not in TOKEN_FILES
     if not is_pattern and not path.exists():
         raise MissingInputError(f"{path} does not exist (working directory: {Path.cwd()}).")
-    has_gpu = (device or ("cuda" if torch.cuda.is_available() else "cpu")).startswith("cuda")
     guesses: Tables = {}
     if store_sides(path) is None:  # text, which is not tokenized yet
         size = path.stat().st_size if path.is_file() else 0
@@ -282,6 +288,6 @@ def _guess_recipe(source: str, device: str | None) -> Tables:
     name = named.stem if named.is_file() else named.resolve().name
     return {
         **guesses,
-        **(_GPU_GUESSES if has_gpu else _CPU_GUESSES),
+        **settings,
         "output": f"runs/{name or 'data'}",
     }

@@ -22,16 +22,17 @@ from penstock.errors import PlanError, SourceError, StoreBusyError, StoreError
 from penstock.loader.loader import Loader
 from penstock.loader.run import AnyPlan
 from penstock.order.plan import Plan
-from penstock.paths import expand_user
+from penstock.paths import expand_user, is_remote
 from penstock.recipe import DataConfig, RowKind
+from penstock.remote.address import StorePath, store_path
 from penstock.rows.packs import Packs
 from penstock.rows.protocol import Rows
 from penstock.rows.tokens import ArrayFile
 from penstock.rows.windows import Windows
 from penstock.store.folders import refuse_link
-from penstock.store.manifest import FILE_NAME, read_manifest
-from penstock.store.reader import TokenStore
-from penstock.store.sides import open_stores
+from penstock.store.manifest import FILE_NAME
+from penstock.store.reader import TokenStore, manifest_at
+from penstock.store.sides import has_file, open_stores
 from penstock.store.summary import describe_rules
 from penstock.streaming.plan import StreamedPlan
 from penstock.train.config import TrainingConfig, TrainingJob
@@ -58,7 +59,7 @@ def open_data(
     if config.stream and config.train is not None:
         streamed = StreamedPlan(opener.streamed(config.train), seed=config.seed)
         return streamed, opener.val_rows(opener.val_path(None))
-    held_out: Path | None = None
+    held_out: StorePath | None = None
     if config.train is not None:
         train, held_out = opener.sides(config.train, "train")
     paths = {name: opener.sides(each.train, name)[0] for name, each in config.sources.items()}
@@ -74,19 +75,18 @@ def open_data(
     weights = {
         name: each.weight for name, each in config.sources.items() if each.weight is not None
     }
-    shuffle = config.shuffle or "full"
-    plan = Plan(sources, weights=weights or None, seed=config.seed, shuffle=shuffle)
+    plan = Plan(sources, weights=weights or None, seed=config.seed, shuffle=config.shuffle)
     return plan, opener.val_rows(held_out)
 
 
-def store_sides(path: Path) -> tuple[Path, Path | None] | None:
+def store_sides(path: StorePath) -> tuple[StorePath, StorePath | None] | None:
     """The training and the validation side of a split store at `path`.
 
     A store that is not split has no validation side (None). Without a store, the result is None.
     """
-    if path.suffix in TOKEN_FILES or (path / FILE_NAME).exists():
+    if Path(path.name).suffix in TOKEN_FILES or has_file(path, FILE_NAME):
         return path, None
-    return (path / "train", path / "val") if (path / "train" / FILE_NAME).exists() else None
+    return (path / "train", path / "val") if has_file(path / "train", FILE_NAME) else None
 
 
 class _Opener:
@@ -98,11 +98,15 @@ class _Opener:
         self._log = log
         self._settings: dict[str, Any] = {"tokenizer": config.tokenizer, "eos": config.eos}
         self._settings["documents"] = config.documents
-        self._opened: dict[Path, TokenStore] = {}
+        self._opened: dict[StorePath, TokenStore] = {}
 
-    def sides(self, given: str, name: str) -> tuple[Path, Path | None]:
-        """The training store of a path, and the validation store if it was split."""
-        path, store = expand_user(given), self._stores / name
+    def sides(self, given: str, name: str) -> tuple[StorePath, StorePath | None]:
+        """The training store of a path or URL, and the validation store if it was split."""
+        store = self._stores / name
+        # A name with a suffix is that of a text: a store is a prefix of names.
+        if is_remote(given) and not Path(store_path(given).name).suffix:
+            return store_sides(store_path(given)) or self._built(given, store)
+        path = expand_user(given)
         sides = store_sides(path)
         if sides is None and path.is_dir() and store.resolve().is_relative_to(path.resolve()):
             raise PlanError(
@@ -111,7 +115,7 @@ class _Opener:
             )
         return sides or self._built(given, store)
 
-    def _built(self, given: str, store: Path) -> tuple[Path, Path | None]:
+    def _built(self, given: str, store: Path) -> tuple[StorePath, StorePath | None]:
         """Build the store of a text, unless an earlier run has built it; returns its sides."""
         from penstock.store.build import build
 
@@ -143,7 +147,7 @@ class _Opener:
         sides = store_sides(store)
         assert sides is not None  # `build` has returned
         if not existed:
-            self._log(f"a document is {describe_rules(read_manifest(sides[0]).builds)}")
+            self._log(f"a document is {describe_rules(manifest_at(sides[0]).builds)}")
         return sides
 
     def streamed(self, given: str) -> Any:
@@ -152,7 +156,7 @@ class _Opener:
 
         refuse_link(self._stores)
         store = self._stores / "train"
-        if store_sides(expand_user(given)) is not None:
+        if store_sides(store_path(given)) is not None:
             raise PlanError(f"{given} is already tokenized. Use stream=false.")
         if not (store / FILE_NAME).exists():
             self._log(f"building {store} from {given} while training on its finished parts")
@@ -162,10 +166,11 @@ class _Opener:
             error.add_note(_OTHER_TEXT)
             raise
 
-    def open(self, paths: list[Path | None]) -> None:
+    def open(self, paths: list[StorePath | None]) -> None:
         """Open all of these that are stores; two sides of a split store are of one build."""
-        stores = {path for path in paths if path is not None and (path / FILE_NAME).exists()}
-        self._opened = {store.path: store for store in open_stores(sorted(stores))}
+        stores = {path for path in paths if path is not None and has_file(path, FILE_NAME)}
+        opened = open_stores(sorted(stores, key=str))
+        self._opened = {store.path: store for store in opened}
 
     def rows(self, store: Any, kind: RowKind, **options: Any) -> Rows:
         """The rows of a store or token file."""
@@ -180,19 +185,19 @@ class _Opener:
             error.add_note(f"In {path}. Set the length of rows with data.length or --max_length.")
             raise
 
-    def val_path(self, held_out: Path | None) -> Path | None:
+    def val_path(self, held_out: StorePath | None) -> StorePath | None:
         """The store to validate on: that of `val`, or else the held-out side."""
         if self._config.val is None:
             return held_out
         one, other = self.sides(self._config.val, "val")
         return other or one
 
-    def val_rows(self, held_out: Path | None) -> Rows | None:
+    def val_rows(self, held_out: StorePath | None) -> Rows | None:
         """The rows to validate on."""
         config = self._config
         if held_out is None:
             return None
-        if not held_out.is_dir():
+        if isinstance(held_out, Path) and not held_out.is_dir():
             return self.rows(held_out, config.rows)
         store = self._opened.get(held_out) or TokenStore(held_out)
         num_tokens = store.num_tokens

@@ -1,0 +1,94 @@
+"""Copies and hard links of files that are written once and never changed.
+
+penstock replaces a file by a rename and never writes into one that exists. So two stores can share
+a file by a hard link: repairing or deleting one of them does not change the other.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from penstock.errors import MissingStoreError, StoreError
+from penstock.paths import NamedFile
+from penstock.store.files import remove_file, write_file
+from penstock.store.folders import open_to_read, opened
+from penstock.store.parts import REPAIR_ADVICE
+from penstock.store.verify import file_problem
+
+_BLOCK_BYTES = 1 << 20
+# Another file system, one without links, too many links of a file, or a file of another user
+# (fs.protected_hardlinks of Linux).
+_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
+
+
+def link_file(source: Path, target: Path, size: int, digest: str) -> None:
+    """Give `source` the second name `target`; where that is not possible, copy it.
+
+    A link is made without reading the file, so only its size is checked. A copy is compared.
+
+    Raises:
+        StoreError: the file has another size or, if it is copied, other contents than recorded.
+    """
+    with _existing(source, size) as stream:
+        if os.name != "nt":  # Windows syncs only files that are open for writing
+            os.fsync(stream.fileno())  # the store may have been copied just now, by another program
+        with opened(target.parent) as folder:
+            folder.check()
+            if folder.holds(target.name, stream.fileno()):
+                return
+            folder.remove(target.name)
+            try:
+                folder.link(source, target.name)
+            except OSError as error:
+                if error.errno not in _NO_LINK:
+                    raise
+            else:
+                return
+    copy_file(source, target, size, digest)
+
+
+def copy_file(source: Path, target: Path, size: int, digest: str) -> None:
+    """Copy a file and compare what was read with the record; a copy that is there already is kept.
+
+    Raises:
+        StoreError: the file has another size or other contents than recorded.
+    """
+    if target.is_symlink() or file_problem(target, size, digest) is not None:
+        with _existing(source, size):
+            written = write_file(target, _blocks(source))
+        if written != (size, digest):
+            remove_file(target)
+            raise StoreError(
+                f"{source} is damaged: its SHA-256 is {written[1][:8]}…, but the manifest says "
+                f"{digest[:8]}…. {REPAIR_ADVICE}"
+            )
+
+
+def read_recorded(path: Path, size: int, digest: str) -> bytes:
+    """The contents of a file, which must have the recorded size and SHA-256."""
+    if problem := file_problem(path, size, digest):
+        raise StoreError(f"{path} {problem}. {REPAIR_ADVICE}")
+    with open_to_read(path) as stream:
+        return stream.read()
+
+
+def _existing(path: Path, size: int) -> NamedFile:
+    """Open a file that must have the recorded size."""
+    try:
+        stream = open_to_read(path)
+    except FileNotFoundError:
+        raise MissingStoreError(f"{path} is missing. {REPAIR_ADVICE}") from None
+    found = os.fstat(stream.fileno()).st_size
+    if found != size:
+        stream.close()
+        raise StoreError(
+            f"{path} has {found:,} bytes, but the manifest says {size:,}. {REPAIR_ADVICE}"
+        )
+    return stream
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with open_to_read(path) as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            yield block

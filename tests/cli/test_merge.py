@@ -1,0 +1,25 @@
+"""`penstock merge`: one store of several, or the reason why not."""
+
+import penstock as ps
+from penstock.sources.settings import Texts
+
+
+def test_stores_are_merged_and_counted(tmp_path, invoke, run_json):
+    for name in "abc":
+        ps.build(Texts([f"one {name}", f"two {name}"]), name, tokenizer="bytes")
+
+    done = invoke("merge", "a", "b", "c", "-o", "merged").stdout
+
+    assert done.startswith("merged merged from 3 stores: 3 parts, 6 documents, 36 tokens (")
+    assert "is intact" in invoke("verify", "merged").stdout
+    found = run_json("merge", "a", "b", "c", "-o", "merged")
+    assert (found["path"], found["num_documents"]) == ("merged", 6)
+    assert found["digest"] == ps.TokenStore("merged").digest
+
+
+def test_the_field_that_differs_is_named(tmp_path, invoke):
+    ps.build(Texts(["one"]), "a", tokenizer="bytes")
+    ps.build(Texts(["two"]), "b", tokenizer="bytes", eos=False)
+
+    assert "eos_id: 256 -> None" in invoke("merge", "a", "b", "-o", "merged", code=1).stderr
+    assert "at least two stores" in invoke("merge", "a", "-o", "merged", code=1).stderr

@@ -1,0 +1,340 @@
+"""Files in object storage: reads, conditional writes, errors and deadlines."""
+
+import hashlib
+import os
+import pickle
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from penstock.errors import ConflictError, MissingStoreError, RemoteError, StoreError
+from penstock.remote import open_objects
+
+SECRET = "me:pass-word@"
+QUERY = "?X-Amz-Signature=0123abcd"
+
+
+def test_a_file_is_read_as_it_was_written(s3, tmp_path):
+    objects = open_objects(f"{s3}/some/prefix")
+    data = os.urandom(3 << 20)
+    (tmp_path / "file").write_bytes(data)
+
+    written = objects.put("a.npy", data)
+    objects.put("deep/b.npy", tmp_path / "file")
+
+    assert objects.read("a.npy") == objects.read("deep/b.npy") == data
+    assert objects.read_version("a.npy")[1] == written == objects.head("a.npy")
+    assert objects.read_range("a.npy", 100, 200) == data[100:200]
+    assert objects.list() == [("a.npy", len(data)), ("deep/b.npy", len(data))]
+    assert objects.list("deep") == [("deep/b.npy", len(data))]
+    digest = objects.download("a.npy", tmp_path / "copy", len(data))
+    assert digest == hashlib.sha256(data).hexdigest()
+    assert (tmp_path / "copy").read_bytes() == data
+    objects.delete("a.npy")
+    objects.delete("a.npy")
+    assert objects.list() == [("deep/b.npy", len(data))]
+
+
+def test_a_large_file_is_sent_in_pieces(s3, tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.remote.operations._MULTIPART_BYTES", 1 << 20)
+    monkeypatch.setattr("penstock.remote.operations._MULTIPART_CHUNK", 5 << 20)
+    objects = open_objects(s3)
+    (tmp_path / "file").write_bytes(data := os.urandom(11 << 20))
+
+    objects.put("large", tmp_path / "file")
+
+    assert objects.read("large") == data
+
+
+def test_an_empty_file_is_downloaded(s3, tmp_path):
+    objects = open_objects(s3)
+    objects.put("empty", b"")
+
+    assert objects.download("empty", tmp_path / "copy", 0) == hashlib.sha256().hexdigest()
+    assert (tmp_path / "copy").read_bytes() == b""
+
+
+def test_of_two_writers_that_put_if_absent_one_wins(s3):
+    objects = open_objects(s3)
+    objects.put("penstock.json", b"first", if_absent=True)
+
+    with pytest.raises(ConflictError, match=r"penstock\.json could not be written: another"):
+        objects.put("penstock.json", b"second", if_absent=True)
+    assert objects.read("penstock.json") == b"first"
+
+
+def test_a_write_with_if_match_replaces_only_the_version_that_was_read(s3):
+    objects = open_objects(s3)
+    objects.put("penstock.json", b"first")
+    _, version = objects.read_version("penstock.json")
+    later = objects.put("penstock.json", b"second", if_match=version)
+
+    with pytest.raises(ConflictError, match="another process wrote it first"):
+        objects.put("penstock.json", b"third", if_match=version)
+    objects.put("penstock.json", b"third", if_match=later)
+    assert objects.read("penstock.json") == b"third"
+
+
+def test_a_file_that_does_not_exist_is_an_error_at_once(s3, tmp_path, s3_server):
+    objects = open_objects(f"{s3}/owt")
+
+    for read in (
+        lambda: objects.read("gone"),
+        lambda: objects.head("gone"),
+        lambda: objects.read_range("gone", 0, 5),
+        lambda: objects.download("gone", tmp_path / "copy", 5),
+    ):
+        with pytest.raises(MissingStoreError, match=rf"^{s3}/owt/gone does not exist\.$"):
+            read()
+    assert len(s3_server.requests("GET", f"{s3[5:]}/owt/gone")) == 3
+
+
+def test_objects_work_in_a_forked_process_and_pickled(s3, tmp_path):
+    objects = open_objects(s3)
+    data = os.urandom(100_000)
+    version = objects.put("file", data)
+
+    assert pickle.loads(pickle.dumps(objects)).read("file") == data
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            assert objects.read_version("file") == (data, version)
+            assert objects.head("file") == version
+            assert objects.list() == [("file", 100_000)]
+            objects.download("file", tmp_path / "copy", 100_000)
+            objects.put("other", tmp_path / "copy", if_absent=True)
+            with pytest.raises(ConflictError):
+                objects.put("file", b"other", if_absent=True)
+            with pytest.raises(MissingStoreError, match="gone does not exist"):
+                objects.read("gone")
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert objects.read("other") == data
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://host/x", "s3://", "stores/owt", f"file://{SECRET}host/x{QUERY}"]
+)
+def test_other_urls_are_refused_without_secrets(url):
+    with pytest.raises(StoreError, match="is not the URL of a remote store") as caught:
+        open_objects(url)
+    assert "pass-word" not in str(caught.value)
+    assert "0123abcd" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "ten", "nan", "inf"])
+def test_a_deadline_that_is_not_a_number_of_seconds_is_refused(value, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_REMOTE_SECONDS", value)
+
+    with pytest.raises(RemoteError, match=f"PENSTOCK_REMOTE_SECONDS is '{value}'"):
+        open_objects("s3://bucket/x")
+
+
+# A web server that does what a test asks for.
+
+
+class Web:
+    """A web server; `answers` are functions of a handler, one for each request, the last for all
+    further requests."""
+
+    def __init__(self):
+        self.answers, self.seen = [], []
+        web = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                web.seen.append((self.path, dict(self.headers)))
+                answer = web.answers.pop(0) if len(web.answers) > 1 else web.answers[0]
+                answer(self)
+
+            do_HEAD = do_GET  # noqa: N815  (the name that the standard library calls)
+
+            def log_message(self, *_):
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self.host = f"127.0.0.1:{self._http.server_port}"
+        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+
+    def close(self):
+        self._http.shutdown()
+        self._http.server_close()
+
+
+@pytest.fixture
+def web():
+    server = Web()
+    yield server
+    server.close()
+
+
+def whole(body, length=None, status=200, after=None):
+    """An answer with `body`; `length` is the length that its headers claim."""
+
+    def answer(handler):
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(body) if length is None else length))
+        handler.end_headers()
+        handler.wfile.write(body)
+        handler.wfile.flush()
+        if after:
+            after(handler)
+        if length is not None:
+            handler.close_connection = True
+
+    return answer
+
+
+def ranged(body):
+    """An answer with the part of `body` that was asked for."""
+
+    def answer(handler):
+        asked = handler.headers.get("Range", f"bytes=0-{len(body) - 1}").removeprefix("bytes=")
+        start, _, last = asked.partition("-")
+        part = body[int(start) : int(last) + 1]
+        handler.send_response(206 if "Range" in handler.headers else 200)
+        handler.send_header("Content-Length", str(len(part)))
+        handler.send_header("Content-Range", f"bytes {start}-{last}/{len(body)}")
+        handler.end_headers()
+        handler.wfile.write(part)
+
+    return answer
+
+
+BODY = bytes(range(256)) * 16_000  # 4 MB
+DIGEST = hashlib.sha256(BODY).hexdigest()
+
+
+def test_a_download_that_breaks_off_is_continued_where_it_ended(web, tmp_path):
+    web.answers = [whole(BODY[:3_000_000], len(BODY)), ranged(BODY)]
+    objects = open_objects(f"http://{web.host}/x", seconds=20)
+
+    assert objects.download("a", tmp_path / "a", len(BODY)) == DIGEST
+    assert (tmp_path / "a").read_bytes() == BODY
+    first, second = (headers.get("range") for _, headers in web.seen)
+    assert first is None
+    assert second is not None
+    assert second.startswith("bytes=")
+
+
+def test_a_server_without_ranges_is_asked_for_the_whole_file_again(web, tmp_path):
+    web.answers = [whole(BODY[:3_000_000], len(BODY)), whole(BODY)]
+    objects = open_objects(f"http://{web.host}/x", seconds=20)
+
+    assert objects.download("a", tmp_path / "a", len(BODY)) == DIGEST
+    assert (tmp_path / "a").read_bytes() == BODY
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_busy_server_is_asked_again(web, status):
+    web.answers = [whole(b"", status=status), whole(b"", status=status), whole(b"contents")]
+
+    assert open_objects(f"http://{web.host}/x", seconds=20).read("a") == b"contents"
+    assert len(web.seen) == 3
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 410])
+def test_a_refusal_is_an_error_at_once_and_shows_no_secret(web, status):
+    web.answers = [whole(b"<Error><Code>Denied</Code><K>a-secret</K></Error>", status=status)]
+    objects = open_objects(f"http://{SECRET}{web.host}/x{QUERY}", seconds=20)
+
+    with pytest.raises(RemoteError, match=rf"answered {status}") as caught:
+        objects.read("a")
+    assert len(web.seen) == 1
+    for text in (str(caught.value), repr(caught.value), repr(objects), str(objects)):
+        assert not [secret for secret in ("pass-word", "0123abcd", "a-secret") if secret in text]
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_user_password_and_query_are_sent_with_each_request(web):
+    web.answers = [whole(b"contents")]
+
+    open_objects(f"http://{SECRET}{web.host}/x{QUERY}", seconds=20).read("a/b.npy")
+    path, headers = web.seen[0]
+    assert path == f"/x/a/b.npy{QUERY}"
+    assert headers["authorization"] == "Basic bWU6cGFzcy13b3Jk"
+
+
+def stall(handler):
+    time.sleep(8)
+
+
+def trickle(handler):
+    for _ in range(80):
+        handler.wfile.write(b"x")
+        handler.wfile.flush()
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("after", [stall, trickle])
+def test_a_server_that_stalls_or_trickles_ends_in_an_error_by_the_deadline(web, tmp_path, after):
+    web.answers = [whole(b"x" * 1_000, len(BODY), after=after)]
+    objects = open_objects(f"http://{SECRET}{web.host}/x{QUERY}", seconds=2)
+
+    with pytest.raises(
+        RemoteError, match=r"x/a could not be downloaded within 2 s, in \d+ attempts"
+    ) as caught:
+        objects.download("a", tmp_path / "a", len(BODY))
+    assert "PENSTOCK_REMOTE_SECONDS" in str(caught.value)
+    assert "0123abcd" not in str(caught.value)
+
+
+def test_a_server_that_is_not_there_is_an_error_by_the_deadline(web):
+    host = web.host
+    web.close()
+
+    with pytest.raises(RemoteError, match="the connection failed"):
+        open_objects(f"http://{host}/x", seconds=1).read("a")
+
+
+def test_a_file_of_another_size_is_not_downloaded(web, tmp_path):
+    web.answers = [whole(BODY)]
+
+    with pytest.raises(RemoteError, match=r"it has 4,096,000 bytes, and not 100"):
+        open_objects(f"http://{web.host}/x", seconds=1).download("a", tmp_path / "a", 100)
+
+
+def test_web_servers_are_neither_listed_nor_written(web):
+    objects = open_objects(f"http://{web.host}/x")
+
+    for call in (lambda: objects.put("a", b""), lambda: objects.delete("a"), objects.list):
+        with pytest.raises(RemoteError, match="cannot be"):
+            call()
+
+
+def test_an_hf_url_names_a_repository_of_the_hub(web, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_token")
+    monkeypatch.setenv("HF_ENDPOINT", f"http://{web.host}")
+    web.answers = [whole(b"contents")]
+
+    open_objects("hf://datasets/me/tokens@v1/owt", seconds=5).read("penstock.json")
+    path, headers = web.seen[0]
+    assert path == "/datasets/me/tokens/resolve/v1/owt/penstock.json"
+    assert headers["authorization"] == "Bearer hf_token"
+    with pytest.raises(StoreError, match="does not name a repository of the Hugging Face Hub"):
+        open_objects("hf://me/tokens").read("penstock.json")
+
+
+def test_without_obstore_the_error_says_what_to_install(python):
+    code = """
+import sys
+sys.modules["obstore"] = sys.modules["obstore.store"] = None
+import penstock.remote, penstock.errors
+try:
+    penstock.remote.open_objects("https://me:pw@host/x").read("penstock.json")
+except penstock.errors.MissingExtraError as error:
+    print(error)
+"""
+
+    printed = python(code).stdout
+    assert printed.endswith('Install it with: pip install "penstock[remote]"\n')
+    assert "pw" not in printed
