@@ -1,6 +1,7 @@
 """The speed of `penstock build`, raw gigatoken, datasets.map and tiktoken on the same text.
 
     make bench            or        python benchmarks/build.py [--bytes N] [--repetitions 5]
+    python benchmarks/build.py --scale        1 to 16 workers; see build_scale.py
 
 Every figure is the speed in MB of UTF-8 text per second: the median of repetitions that alternate
 between the cases. All cases read the same documents. The time of `penstock` includes everything:
@@ -19,6 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import build_scale
 import corpus
 import gigatoken
 from measure import alternate, machine, spread
@@ -135,7 +137,17 @@ def main():
     parser.add_argument(
         "--roots", nargs="+", default=corpus.ROOTS, help="directories with text for the corpus"
     )
+    scale = parser.add_argument_group("--scale")
+    scale.add_argument("--scale", action="store_true", help="measure 1 to 16 workers")
+    scale.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    scale.add_argument(
+        "--threads-each", type=int, nargs="*", default=[], help="also processes of so many threads"
+    )
+    scale.add_argument("--memory", action="store_true", help="also measure memory")
     options = parser.parse_args()
+    if options.scale:
+        build_scale.run(options, fresh)
+        return
     paths = {kind: options.data / f"corpus.{kind}" for kind in ("txt", "jsonl", "parquet")}
     if not paths["txt"].exists():
         corpus.write(options.bytes, options.roots, options.data)

@@ -21,7 +21,6 @@ import asyncio
 import hashlib
 import threading
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -67,6 +66,7 @@ class FaultProxy:
     on_request: object = None
     """Called with each request before it is answered; it may block, as a slow server does."""
     _locks: dict = field(default_factory=dict)
+    _tasks: set = field(default_factory=set)
 
     def start(self):
         """Serve from another thread; returns the address."""
@@ -104,7 +104,11 @@ class FaultProxy:
 
     async def _serve(self, reader, writer):
         """Answer the requests of one connection."""
-        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        # asyncio itself does not keep a task whose client has closed the connection.
+        task = asyncio.current_task()
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
             while (request := await _read_request(reader)) is not None:
                 number = self.counts[request.method, request.path]
                 self.counts[request.method, request.path] += 1
@@ -113,7 +117,10 @@ class FaultProxy:
                 kind, draw = self._fault(request, number)
                 if not await self._answer(request, writer, kind, draw):
                     break
-        writer.transport.abort()
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # the client has gone, or the proxy stops
+        finally:
+            writer.transport.abort()
 
     def _fault(self, request, number):
         """The kind of this request's fault, or None; and a number to choose its details by."""

@@ -23,9 +23,10 @@ from penstock.errors import StoreError, TokenizerError, WorkerError
 from penstock.store import runners
 from penstock.store.build import begin
 from penstock.store.job import BuildSettings, prepare
+from penstock.store.memory import num_slots
 from penstock.store.processes import ProcessRunner
 from penstock.store.slice_work import Order, Watch
-from penstock.store.threads import ThreadRunner, num_slots
+from penstock.store.threads import ThreadRunner
 
 # A tokenizer of bytes. On threads of a build it calls `on_thread`, where tests do what they need.
 TOKENIZER = """

@@ -8,7 +8,8 @@ import time
 import pytest
 
 import penstock as ps
-from penstock.store.journal import Journal, WaitingReaders
+from penstock.store.journal import Journal
+from penstock.store.waiting import WaitingReaders
 
 
 class Noted:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from penstock.cli import options, terminal
-from penstock.cli.options import open_at, option, path_option
+from penstock.cli.options import open_at, option
 from penstock.cli.progress import build_bar
+from penstock.cli.tasks import run_task
 from penstock.cli.units import duration_text, number_of, size_text
 from penstock.errors import StoreError
 
 if TYPE_CHECKING:
+    from penstock.remote.address import StorePath
     from penstock.store.reader import TokenStore
 
 # The names of the counts that together cover every byte of the text.
@@ -24,7 +26,7 @@ _TEXT_BYTES = ("document_bytes", "separator_bytes", "skipped_bytes", "rejected_b
 
 def build_command(
     inputs: options.Inputs,
-    store: Annotated[Path, path_option("The directory to write.", "STORE", "--output", "-o")],
+    store: options.Output,
     tokenizer: options.Tokenizer = "gpt2",
     format: options.Format = "auto",
     documents: options.Documents = "auto",
@@ -77,6 +79,19 @@ def build_command(
     threads: Annotated[
         int | None, option("Slices to tokenize at once. By default, one per core.", "NUMBER")
     ] = None,
+    workers: Annotated[
+        Literal["auto", "threads", "processes"],
+        option("Who tokenizes. auto: processes for more than four threads and 1 GB of text."),
+    ] = "auto",
+    memory: Annotated[
+        str | None, option("Tokenize fewer slices at once, to use less memory.", "SIZE")
+    ] = None,
+    task: Annotated[
+        str | None, option("Make only the share of task I (from 0) of N tasks.", "I/N")
+    ] = None,
+    commit: Annotated[
+        bool, option("Finish a store whose shares were made by tasks.", None, "--commit")
+    ] = False,
     as_json: options.AsJson = False,
     quiet: Annotated[bool, option("Print nothing but errors.", None, "--quiet", "-q")] = False,
 ) -> None:
@@ -85,7 +100,10 @@ def build_command(
     The build can be killed at any time: the same command resumes it. If the store is already
     finished, the command does nothing. The bytes of the store depend only on the inputs and on
     these settings. --overwrite builds the store again; the old one stays until the new one is
-    complete.
+    complete, except in object storage.
+
+    -o takes a directory, or the URL of a store in object storage: s3://, gs:// or az://. Keys are
+    taken from the environment, as AWS_ACCESS_KEY_ID.
 
     Below 1, --max-bad is a share of all records, but ten are allowed if there are at least 1,000.
 
@@ -100,6 +118,11 @@ def build_command(
     not trained on (--rewritten mask), trained on without the omitted part (train), or make the
     conversation a rejected one (refuse).
 
+    --task and --commit share a build between machines that share the directory of the store: run
+    the same command with --task 0/64 to --task 63/64, and then once with --commit.
+
+    --memory takes a size such as 8GB. It limits how many slices are in memory at once.
+
     penstock build corpus.txt -o stores/corpus
 
     penstock build 'web/*.jsonl.zst' -o stores/web --split hash:0.01
@@ -109,6 +132,10 @@ def build_command(
     if eos_token is not None and not eos:
         raise typer.BadParameter(
             "--no-eos and --eos-token contradict each other: leave one of them out."
+        )
+    if task is not None and commit:
+        raise typer.BadParameter(
+            "--task makes a share of the store, and --commit finishes it: leave one of them out."
         )
     if chat is None and (chat_date, rewritten) != (None, "mask"):
         raise typer.BadParameter("--chat-date and --rewritten need a chat template: set --chat.")
@@ -129,30 +156,34 @@ def build_command(
             parses = special_tokens == "parse"
             chat_settings |= {"date": chat_date, "rewritten": rewritten}
             chat_settings = {"chat": Chat(chat, loaded, special_in_content=parses, **chat_settings)}
-        stores, values = measured_build(
-            inputs,
-            store,
-            bar=not (quiet or as_json),
-            tokenizer=loaded,
-            format=format,
-            documents=documents,
-            field=field,
-            errors=errors,
-            newlines=newlines,
-            eos=eos if eos_token is None else eos_token,
-            bos=bos if bos_token is None else bos_token,
-            special_tokens=in_text,
-            split=split,
-            append=append,
-            overwrite=overwrite,
-            read_back=read_back,
-            max_bad=max_bad,
-            max_document_bytes=max_document_bytes,
-            max_expansion=max_expansion,
-            engine=engine,
-            threads=threads,
+        settings = {
+            "tokenizer": loaded,
+            "format": format,
+            "documents": documents,
+            "field": field,
+            "errors": errors,
+            "newlines": newlines,
+            "eos": eos if eos_token is None else eos_token,
+            "bos": bos if bos_token is None else bos_token,
+            "special_tokens": in_text,
+            "split": split,
+            "append": append,
+            "overwrite": overwrite,
+            "read_back": read_back,
+            "max_bad": max_bad,
+            "max_document_bytes": max_document_bytes,
+            "max_expansion": max_expansion,
+            "engine": engine,
+            "threads": threads,
+            "workers": workers,
+            "memory": memory,
             **chat_settings,
-        )
+        }
+        bar = not (quiet or as_json)
+        if task is not None:
+            run_task(task, inputs, store, settings, bar=bar, as_json=as_json, quiet=quiet)
+            return
+        stores, values = measured_build(inputs, store, bar=bar, commit=commit, **settings)
     if as_json:
         terminal.print_json({**values, "engine": loaded.engine.name})
     elif not quiet:
@@ -175,15 +206,20 @@ def _log_warnings(*, shown: bool) -> Iterator[None]:
 
 
 def measured_build(
-    inputs: str | Path | list[str] | list[Path], directory: Path, *, bar: bool, **settings: Any
+    inputs: str | Path | list[str] | list[Path],
+    directory: "StorePath",
+    *,
+    bar: bool,
+    **settings: Any,
 ) -> tuple[dict[str, "TokenStore"], dict[str, Any]]:
     """Build a store with the settings of `penstock.build`, and measure it.
 
     Args:
         inputs: Files, as for `penstock.build`.
-        directory: The directory of the store.
+        directory: The directory of the store, or its URL.
         bar: Draw a progress bar if stderr is a terminal.
-        settings: Other arguments of `penstock.build`.
+        settings: Other arguments of `penstock.build`. With `commit=True`, the build of several
+            tasks is finished.
 
     Returns:
         The stores by side of the split (without a split, the only side is ""), and the object that
@@ -191,27 +227,22 @@ def measured_build(
     """
     from penstock.store.build import build
     from penstock.store.reader import manifest_at
+    from penstock.store.resume import was_interrupted
     from penstock.store.sides import stores_at
+    from penstock.store.tasks import commit_tasks
 
     before: list[str] = []
     # There is no store yet, or it is not finished. The build reports what is wrong, if anything.
     with suppress(StoreError):
         before = [manifest_at(path).digest for path in stores_at(directory).values()]
-    # A build that was interrupted leaves a record of each part that it finished.
-    # With --overwrite, these are beside an old store that is finished.
-    whole = directory.resolve()  # "." has no name
-    places = [whole, whole.parent / f".{whole.name}.new"][: 1 + bool(settings.get("overwrite"))]
-    # A build that failed begins again if its settings have changed.
-    resumed = any(
-        path
-        for place in places
-        for path in place.glob(".slice-*.json")
-        if not (place / ".failed").exists()
-    )
+    resumed = was_interrupted(directory, overwrite=bool(settings.get("overwrite")))
     started = time.monotonic()
     try:
         with build_bar(shown=bar) as (meter, report):
-            build(inputs, directory, progress=report, **settings)
+            if settings.pop("commit", False):
+                commit_tasks(inputs, directory, **settings)
+            else:
+                build(inputs, directory, progress=report, **settings)
     # The library does not know the command line, so the advice is added here.
     except KeyboardInterrupt as error:
         kept = "Finished parts are kept: the same command resumes the build."
@@ -263,7 +294,7 @@ def _counts(stores: dict[str, "TokenStore"]) -> dict[str, Any]:
     }
 
 
-def _show(directory: Path, stores: dict[str, "TokenStore"], values: dict[str, Any]) -> None:
+def _show(directory: "StorePath", stores: dict[str, "TokenStore"], values: dict[str, Any]) -> None:
     """Print a summary and the next command."""
     from penstock.sources.walk import skipped_text
     from penstock.store.manifest import rejects_file
@@ -302,4 +333,4 @@ def _show(directory: Path, stores: dict[str, "TokenStore"], values: dict[str, An
     if values["skipped_files"]:
         rows.append(("not read", skipped_text(values["skipped_files"])))
     terminal.print_facts(title, rows)
-    terminal.write(f"next: penstock info {terminal.shell_word(directory)}")
+    terminal.write(f"next: penstock info {terminal.shell_word(str(directory))}")

@@ -58,6 +58,12 @@ AnyStore = Annotated[
         help="The directory of the store, or its URL (s3://, gs://, az://, https://, hf://).",
     ),
 ]
+Output = Annotated[
+    Anywhere,
+    typer.Option(
+        "--output", "-o", metavar="STORE", parser=store_path, help="The directory or URL to write."
+    ),
+]
 Tokenizer = Annotated[
     str, option("gpt2, bytes, tiktoken:NAME, hf:NAME (on the Hub), or a tokenizer.json.", "NAME")
 ]

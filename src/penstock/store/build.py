@@ -5,8 +5,8 @@ the inputs and the settings alone, not on threads, timing or interruptions.
 """
 
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,7 @@ from penstock.errors import (
     StoreError,
     TokenizerError,
 )
-from penstock.paths import is_remote
+from penstock.remote.address import StoreUrl, store_path
 from penstock.sources.settings import Format
 from penstock.store.commit import commit
 from penstock.store.destination import Destination
@@ -35,7 +35,7 @@ from penstock.store.files import (
 )
 from penstock.store.inputs import read_stamps, remember_stamps
 from penstock.store.job import BuildSettings, EngineName, Inputs, Job, Report, WorkersName, prepare
-from penstock.store.journal import Journal
+from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
 from penstock.store.manifest import read_manifest
 from penstock.store.overwrite import replacement
@@ -46,15 +46,14 @@ from penstock.store.refusals import (
     refuse_lost_bytes,
     refuse_nothing,
 )
-from penstock.store.resume import LocalTarget
-from penstock.store.uploads import as_name
+from penstock.store.resume import target_of
 from penstock.store.workers import Workers
 from penstock.tokenize.tokenizer import SpecialTokens
 
 
 def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read best)
     inputs: Inputs,
-    store: str | os.PathLike[str],
+    store: str | os.PathLike[str] | StoreUrl,
     *,
     tokenizer: object = "gpt2",
     format: Format = "auto",
@@ -77,6 +76,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     engine: EngineName = "auto",
     threads: int | None = None,
     workers: WorkersName = "auto",
+    memory: int | str | None = None,
     progress: Report | bool | None = None,
 ) -> TokenStore:
     """Tokenize `inputs` into a store in the directory `store`, and open it.
@@ -139,6 +139,8 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         workers: Who tokenizes: "threads" of this process, or "processes" that have two threads
             each. "auto" uses processes for more than four threads and 1 GB of text. The bytes of
             the store are the same.
+        memory: The most memory to use, in bytes or as "8GB": fewer slices are tokenized at once.
+            A slice needs 0.2 GB, and each process 0.3 GB besides.
         progress: True shows a progress bar on stderr, as the command does; without a terminal, a
             line every ten seconds. A function is called about ten times a second with a
             `BuildProgress`, from the calling thread. In its last call, just before the store is
@@ -166,16 +168,16 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
             "append=True (--append) adds to a store and overwrite=True (--overwrite) replaces it: "
             "leave one of them out of penstock.build."
         )
-    remote = Destination(store) if isinstance(store, str) and is_remote(store) else None
-    if remote is None:
+    place = store_path(store)
+    if not isinstance(place, StoreUrl):
         job = _build(BuildSettings(**arguments), None, overwrite, progress)
         return TokenStore(job.directory / job.sides[0])
+    remote = Destination(place)
     with remote.naming_it():
         # The parts are made on this machine, and sent from there.
-        job = _build(
-            BuildSettings(**{**arguments, "store": remote.staging}), remote, overwrite, progress
-        )
-    return TokenStore(as_name(str(store).rstrip("/"), job.sides[0]).rstrip("/"))
+        settings = BuildSettings(**{**arguments, "store": remote.staging})
+        job = _build(settings, remote, overwrite, progress)
+    return TokenStore(place / job.sides[0])
 
 
 def _build(
@@ -246,28 +248,39 @@ def execute(job: Job, progress: Report | None = None) -> None:
 
     The caller holds the store's lock.
     """
-    journal, first_side = Journal(job.directory), job.directory / job.sides[0]
-    target = job.remote or LocalTarget(job, journal)
+    journal, target = Journal(job.directory), target_of(job)
     begun = journal.begin(job.stamped, job.first_build)
+    clean_up(job)
+    target.claim()
+    sealed = target.intact(begun)
+    with _failures_recorded(job):
+        done = Workers(job, sealed).run(progress)
+    finish(job, done)
+
+
+def clean_up(job: Job) -> None:
+    """Make the directories of the sides, and remove the files of killed writers.
+
+    The caller holds the store's lock.
+    """
     for side in filter(None, job.sides):
         make_directory(job.directory / side)
     for each in {job.directory, *(job.directory / side for side in job.sides)}:
         # The caller holds the lock, so these temporary files belong to writers that were killed.
         remove_temporary(each)
-    target.claim()
-    sealed = target.intact(begun)
-    try:
-        done = Workers(job, sealed).run(progress)
+
+
+def finish(job: Job, done: list[SealedSlice]) -> None:
+    """Check the result of a build whose slices are all made, and write the manifest.
+
+    The caller holds the store's lock.
+    """
+    journal, first_side = Journal(job.directory), job.directory / job.sides[0]
+    target = target_of(job)
+    with _failures_recorded(job):
         refuse_lost_bytes(job, done)
         refuse_nothing(job, done)
         refuse_empty_side(job, done)
-    except (SourceError, StoreError, TokenizerError) as error:
-        # Not after Ctrl-C, on a full disk or without a network: then the same settings will
-        # succeed.
-        if not isinstance(error, RemoteError):
-            journal.fail()
-            target.fail(error)
-        raise
     # Not a failure of these settings: the same build will make the missing parts.
     target.refuse_deleted(done)
     if job.chat is not None:
@@ -281,3 +294,17 @@ def execute(job: Job, progress: Report | None = None) -> None:
     # A kill before this line leaves a journal that `killed_at_the_end` recognises.
     journal.end()
     target.end()
+
+
+@contextmanager
+def _failures_recorded(job: Job) -> Iterator[None]:
+    """Record in the journal that a build cannot succeed, if the `with` block says so."""
+    try:
+        yield
+    except RemoteError:
+        raise  # the same settings will succeed, with a better network
+    except (SourceError, StoreError, TokenizerError) as error:
+        # Not after Ctrl-C or on a full disk: then the same settings will succeed.
+        Journal(job.directory).fail()
+        target_of(job).fail(error)
+        raise

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from penstock.digest import canonical_json
 from penstock.errors import MissingStoreError, RemoteError, StoreError
-from penstock.paths import expand_user, is_remote
 from penstock.remote import Objects, open_objects
+from penstock.remote.address import StorePath, StoreUrl, store_path
 from penstock.store.beside import made_beside, refuse_occupied, remove_others
 from penstock.store.copies import copy_file
 from penstock.store.destination import Destination
@@ -34,7 +34,6 @@ from penstock.store.lock import locked
 from penstock.store.manifest import (
     FILE_NAME,
     JsonObject,
-    Manifest,
     parse_manifest,
     part_file,
     read_manifest,
@@ -46,7 +45,7 @@ from penstock.store.reader import TokenStore
 from penstock.store.uploads import as_name, in_threads
 from penstock.store.verify import file_problem
 
-Place = str | os.PathLike[str]
+Place = str | os.PathLike[str] | StoreUrl
 Report = Callable[[int, int], None]
 _ATTEMPTS = 3
 
@@ -91,24 +90,22 @@ def copy(source: Place, target: Place, *, progress: Report | None = None) -> Tok
     ...     print(copy(store.path, f"{folder}/copy").digest == store.digest)
     True
     """
-    origin: _Origin
-    origin = _RemoteOrigin(str(source)) if is_remote(source) else _LocalOrigin(expand_user(source))
+    found, place = store_path(source), store_path(target)
+    origin: _Origin = _RemoteOrigin(found) if isinstance(found, StoreUrl) else _LocalOrigin(found)
     manifests = _manifests(origin)
-    parsed = {side: parse_manifest(data, origin.shown) for side, data in manifests.items()}
-    files = [each for side in parsed for each in _files(side, parsed[side])]
+    files = [each for side, data in manifests.items() for each in _files(side, data, origin.path)]
     done = _Done(sum(each.size for each in files), progress)
     first = next(iter(manifests))
-    if isinstance(target, str) and is_remote(target):
-        remote = Destination(target)
+    if isinstance(place, StoreUrl):
+        remote = Destination(place)
         with remote.naming_it():
             _copy_to_remote(origin, manifests, files, remote, done)
-        return TokenStore(as_name(target.rstrip("/"), first).rstrip("/"))
-    directory = expand_user(target)
-    with room_for(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-    with room_for(directory), locked(directory):
-        _copy_to_directory(origin, manifests, files, directory, done)
-    return TokenStore(directory / first)
+    else:
+        with room_for(place):
+            place.mkdir(parents=True, exist_ok=True)
+        with room_for(place), locked(place):
+            _copy_to_directory(origin, manifests, files, place, done)
+    return TokenStore(place / first)
 
 
 class _Done:
@@ -128,7 +125,9 @@ class _Done:
 class _Origin(Protocol):
     """The store that is copied."""
 
-    shown: str
+    @property
+    def path(self) -> StorePath:
+        """Where it is."""
 
     def manifest(self, side: str) -> bytes | None:
         """The manifest of one side, checked; None if there is none."""
@@ -147,10 +146,10 @@ class _LocalOrigin:
     """A store in a directory."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self.shown = path, str(path)
+        self.path = path
 
     def manifest(self, side: str) -> bytes | None:
-        path = self._path / side / FILE_NAME
+        path = self.path / side / FILE_NAME
         if not path.exists():
             return None
         data = read_file(path)
@@ -159,31 +158,31 @@ class _LocalOrigin:
 
     def absent(self) -> StoreError:
         try:
-            read_manifest(self._path)
+            read_manifest(self.path)
         except StoreError as error:
             return error
-        return StoreError(f"{self.shown} changed while it was copied. Run this again.")
+        return StoreError(f"{self.path} changed while it was copied. Run this again.")
 
     def fetch(self, file: StoredFile, path: Path) -> None:
-        copy_file(self._path / file.name, path, file.size, file.digest)
+        copy_file(self.path / file.name, path, file.size, file.digest)
 
     def send(self, file: StoredFile, remote: Destination) -> None:
-        remote.send(file.name, self._path / file.name, file.size, file.digest)
+        remote.send(file.name, self.path / file.name, file.size, file.digest)
 
 
 class _RemoteOrigin:
     """A store at a URL."""
 
-    def __init__(self, url: str) -> None:
-        self._objects: Objects = open_objects(url)
-        self.shown = self._objects.shown("")
+    def __init__(self, path: StoreUrl) -> None:
+        self.path = path
+        self._objects: Objects = open_objects(path.address)
 
     def manifest(self, side: str) -> bytes | None:
         name = as_name(side, FILE_NAME)
         for attempt in range(_ATTEMPTS):
             try:
                 data = self._objects.read(name)
-                parse_manifest(data, self._objects.shown(name))
+                parse_manifest(data, self.path / name)
             except MissingStoreError:
                 return None
             except RemoteError:
@@ -196,7 +195,7 @@ class _RemoteOrigin:
         return None
 
     def absent(self) -> StoreError:
-        return MissingStoreError(f"{self.shown} has no {FILE_NAME}, so it is not a store.")
+        return MissingStoreError(f"{self.path} has no {FILE_NAME}, so it is not a store.")
 
     def fetch(self, file: StoredFile, path: Path) -> None:
         if not path.is_symlink() and file_problem(path, file.size, file.digest) is None:
@@ -231,17 +230,19 @@ def _manifests(origin: _Origin) -> dict[str, bytes]:
     sides = {side: data for side in SIDES if (data := origin.manifest(side)) is not None}
     if len(sides) < len(SIDES):
         raise origin.absent()
-    of_build = {parse_manifest(each, "").contents.get("generation") for each in sides.values()}
+    parsed = [parse_manifest(data, origin.path / side) for side, data in sides.items()]
+    of_build = {each.contents.get("generation") for each in parsed}
     if len(of_build) > 1:
         raise StoreError(
-            f"The two sides of {origin.shown} are of different builds, so the same document may be "
+            f"The two sides of {origin.path} are of different builds, so the same document may be "
             "in both. A build is being committed, or was stopped. Run this again when it is done."
         )
     return sides
 
 
-def _files(side: str, manifest: Manifest) -> Iterator[StoredFile]:
-    """All files of one side, except its manifest."""
+def _files(side: str, data: bytes, path: StorePath) -> Iterator[StoredFile]:
+    """All files of one side, except its manifest, which is `data`."""
+    manifest = parse_manifest(data, path / side)
     for number, done in enumerate(manifest.builds):
         rejects = done["rejects"]
         yield StoredFile(side, rejects_file(number), rejects["bytes"], rejects["sha256"])
@@ -261,7 +262,7 @@ def _copy_to_directory(
     paths = {side: directory / side / FILE_NAME for side in manifests}
     if all(path.exists() and read_file(path) == manifests[side] for side, path in paths.items()):
         return
-    refuse_occupied(directory, f"a copy of {origin.shown}")
+    refuse_occupied(directory, f"a copy of {origin.path}")
     with made_beside(directory, "copy") as new:
         for side in manifests:
             if side:
@@ -287,7 +288,7 @@ def _copy_to_remote(
     done: _Done,
 ) -> None:
     """Copy a store to object storage."""
-    settings = _settings(manifests)
+    settings = _settings(manifests, origin.path)
     with room_for(remote.staging):
         remote.staging.mkdir(parents=True, exist_ok=True)
     with room_for(remote.staging), locked(remote.staging):
@@ -317,9 +318,9 @@ def _copy_to_remote(
         remote.empty_staging()
 
 
-def _settings(manifests: dict[str, bytes]) -> JsonObject:
+def _settings(manifests: dict[str, bytes], path: StorePath) -> JsonObject:
     """What the journal of a copy says, in place of the settings of a build."""
-    parsed = {side: parse_manifest(data, "") for side, data in manifests.items()}
+    parsed = {side: parse_manifest(data, path / side) for side, data in manifests.items()}
     first = next(iter(parsed.values()))
     digests = {side: each.digest for side, each in parsed.items()}
     return {**shared_settings(first.contents), "copy": digests, "inputs": []}

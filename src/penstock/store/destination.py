@@ -20,6 +20,7 @@ replaced it.
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -27,17 +28,25 @@ from urllib.parse import urlsplit
 from penstock.digest import digest_bytes, parse_checked
 from penstock.errors import ConflictError, MissingStoreError, StoreError, TokenMismatchError
 from penstock.remote import ObjectInfo, open_objects
+from penstock.remote.address import StoreUrl
 from penstock.store.files import cache_directory, make_directory, read_file, remove_file, write_file
 from penstock.store.folders import remove_tree
 from penstock.store.journal import Journal, SealedSlice
-from penstock.store.manifest import FILE_NAME, parse_manifest, part_file, rejects_file
+from penstock.store.manifest import (
+    FILE_NAME,
+    Manifest,
+    parse_manifest,
+    part_file,
+    rejects_file,
+)
 from penstock.store.part import SIDES
 from penstock.store.uploads import as_name, in_threads, upload_file
 
 WRITABLE = ("s3", "gs", "az")
 """How URLs of stores begin that can be written."""
-_BUILDING = ".building"
-_SETTINGS = f"{_BUILDING}/settings.json"
+BUILDING = ".building"
+"""The directory of the journal, below the URL of a store."""
+_SETTINGS = f"{BUILDING}/settings.json"
 _ATTEMPTS = 3
 _SHOWN = 5
 # The files of a store besides its manifests.
@@ -50,11 +59,11 @@ _Parsed = TypeVar("_Parsed")
 class Destination:
     """The URL that a store is written to, and its staging directory on this machine."""
 
-    def __init__(self, url: str) -> None:
-        self._objects = open_objects(url.rstrip("/"))
-        self.shown = self._objects.shown("")
+    def __init__(self, url: StoreUrl) -> None:
+        self._url, self._objects = url, open_objects(url.address)
+        self.shown = str(url)
         """The URL without secrets, for messages."""
-        if urlsplit(url).scheme not in WRITABLE or "?" in url:
+        if urlsplit(url.address).scheme not in WRITABLE or "?" in url.address:
             raise StoreError(
                 f"{self.shown} cannot be written. Write to s3://, gs:// or az://, without a query: "
                 "other URLs are for reading, and keys are taken from the environment."
@@ -86,11 +95,11 @@ class Destination:
         for side in ("", *SIDES):
             name = as_name(side, FILE_NAME)
             with suppress(MissingStoreError):
-                self._manifests[side] = self._read(name, lambda data: parse_manifest(data, ""))
+                self._manifests[side] = self._read(name, partial(parse_manifest, path=self._url))
                 if side:
                     make_directory(self.staging / side)
                 write_file(self.staging / name, [self._manifests[side][0]])
-        names = [name for name, _ in self._objects.list(_BUILDING)]
+        names = [name for name, _ in self._objects.list(BUILDING)]
         # Without settings, the records belong to a build that is finished.
         if _SETTINGS in names:
             in_threads(self._pull_record, names)
@@ -105,7 +114,7 @@ class Destination:
                 remove_file(path)
 
     def _pull_record(self, name: str) -> None:
-        file = name.removeprefix(f"{_BUILDING}/")
+        file = name.removeprefix(f"{BUILDING}/")
         local = {"settings.json": ".building.json", "failed": ".failed"}.get(file, f".{file}")
         is_json = file.endswith(".json")
         try:
@@ -144,7 +153,7 @@ class Destination:
         kept = {
             as_name(side, name)
             for side, (data, _) in self._manifests.items()
-            for name in _files_of(data)
+            for name in _files_of(parse_manifest(data, self._url / side))
         }
         found = {name for name, _ in self._objects.list() if _OURS.fullmatch(name)}
         in_threads(self._objects.delete, sorted(found - kept))
@@ -158,7 +167,7 @@ class Destination:
             for name in listed
             if name not in manifests
             and not _OURS.fullmatch(name)
-            and not name.startswith(f"{_BUILDING}/")
+            and not name.startswith(f"{BUILDING}/")
         ]
         if others:
             raise StoreError(
@@ -181,7 +190,7 @@ class Destination:
             StoreError: another process was faster, or the URL holds other files.
         """
         if self._settings is not None:
-            self._objects.delete(f"{_BUILDING}/failed")
+            self._objects.delete(f"{BUILDING}/failed")
             return
         if not self._manifests:
             self._refuse_foreign()
@@ -209,7 +218,7 @@ class Destination:
         return None
 
     def _refuse_foreign(self) -> None:
-        found = [name for name, _ in self._objects.list() if not name.startswith(f"{_BUILDING}/")]
+        found = [name for name, _ in self._objects.list() if not name.startswith(f"{BUILDING}/")]
         if found:
             raise StoreError(
                 f"{self.shown} is not empty and not a store; it holds {', '.join(found[:_SHOWN])}. "
@@ -236,7 +245,7 @@ class Destination:
         for each in sealed:
             if each not in kept:
                 Journal(self.staging).forget(each.number)
-                self._objects.delete(f"{_BUILDING}/slice-{each.number:06d}.json")
+                self._objects.delete(f"{BUILDING}/slice-{each.number:06d}.json")
         return kept
 
     def upload(self, record: SealedSlice) -> None:
@@ -249,7 +258,7 @@ class Destination:
             self.send(name, path, size, digest)
             remove_file(path)
         file = f"slice-{record.number:06d}.json"
-        self._objects.put(f"{_BUILDING}/{file}", read_file(self.staging / f".{file}"))
+        self._objects.put(f"{BUILDING}/{file}", read_file(self.staging / f".{file}"))
 
     def refuse_deleted(self, done: Sequence[SealedSlice]) -> None:
         """Raise if an object of a sealed part was deleted while other parts were made."""
@@ -268,9 +277,9 @@ class Destination:
         If the engines disagree, the parts that were sent may hold wrong tokens, and are deleted.
         """
         with suppress(StoreError):  # the error of the build says more
-            self._objects.put(f"{_BUILDING}/failed", b"")
+            self._objects.put(f"{BUILDING}/failed", b"")
             if isinstance(error, TokenMismatchError):
-                records = [name for name, _ in self._objects.list(_BUILDING) if "/slice-" in name]
+                records = [name for name, _ in self._objects.list(BUILDING) if "/slice-" in name]
                 in_threads(self._objects.delete, records)
                 self._delete_parts()
 
@@ -282,7 +291,7 @@ class Destination:
         """
         for side in reversed(sides):
             data = read_file(self.staging / side / FILE_NAME)
-            last = parse_manifest(data, "").builds
+            last = parse_manifest(data, self._url / side).builds
             log, entry = rejects_file(len(last) - 1), last[-1]["rejects"]
             path = self.staging / side / log
             if path.exists():
@@ -314,7 +323,7 @@ class Destination:
 
     def end(self) -> None:
         """Remove the journal from object storage, unless it belongs to another build by now."""
-        names = [name for name, _ in self._objects.list(_BUILDING)]
+        names = [name for name, _ in self._objects.list(BUILDING)]
         with suppress(MissingStoreError):
             if _SETTINGS in names and self._read(_SETTINGS, parse_checked)[0] != self._settings:
                 return
@@ -331,9 +340,8 @@ def _objects_of(record: SealedSlice) -> Iterator[tuple[str, int, str, str]]:
             yield as_name(side, part_file(part.number, kind)), size, digest, side
 
 
-def _files_of(data: bytes) -> Iterator[str]:
-    """The names of all files of a store, from its manifest."""
-    manifest = parse_manifest(data, "")
+def _files_of(manifest: Manifest) -> Iterator[str]:
+    """The names of all files of a store, except its manifest."""
     yield from (rejects_file(number) for number in range(len(manifest.builds)))
     for part in manifest.parts:
         yield from (part_file(part.number, kind) for kind in part.files)

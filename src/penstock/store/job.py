@@ -28,6 +28,7 @@ from penstock.sources.settings import Format, ReadSettings, Texts
 from penstock.sources.slices import Slice, cut
 from penstock.store.cuts import cut_safety
 from penstock.store.manifest import JsonObject
+from penstock.store.memory import fitting_threads
 from penstock.store.part import SIDES, Split, parse_split
 from penstock.store.verify import recorded_names
 from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
@@ -79,6 +80,7 @@ class BuildSettings:
     engine: EngineName
     threads: int | None
     workers: WorkersName = "threads"
+    memory: int | str | None = None
     add_tokens: Literal["auto"] | Sequence[str] | None = None
     chat: object = None
     split: str | None = None
@@ -88,6 +90,7 @@ class BuildSettings:
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
             raise StoreError(f"threads must be at least 1; got {self.threads}.")
+        fitting_threads(self.memory, 1, 1)  # raises if not even one slice fits
         if self.workers not in (known := get_args(WorkersName)):
             names = ", ".join(f'"{each}"' for each in known)
             raise StoreError(f"workers={self.workers!r} is not known. Choose one of {names}.")
@@ -142,6 +145,8 @@ class Job:
     """Number of slices of earlier builds of the same store."""
     wanted: frozenset[int] | None = None
     """The numbers of the slices to make; None if all are wanted."""
+    share: tuple[int, int] | None = None
+    """The number of a task, and how many tasks there are; None if this build makes all slices."""
     live: bool = False
     """Whether parts are read while others are built. Then all threads together make the first
     slice, and one thread makes the others as long as no reader waits. Parts are announced before

@@ -6,6 +6,7 @@
     .many-000009            a slice in progress that has more than 65,536 tokens already
     .awaited                touched by readers of a streamed store while they wait for a part
     .failed                 the build cannot succeed with these inputs and settings
+    .task-000003.json       a task of a job array that has made all its slices
 
 The record of a slice is renamed into place after its parts are on disk. So if a record can be
 read, its parts were whole when it was written. When the manifest is written, the journal is
@@ -22,11 +23,7 @@ ignore a file with another boot id.
 """
 
 import logging
-import math
 import os
-import sys
-import threading
-import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -43,10 +40,6 @@ _log = logging.getLogger("penstock")
 
 MANY_TOKENS = 65_536
 """More tokens than a usual row has."""
-
-_HURRY_SECONDS = 0.5  # how long all workers continue after a reader has waited
-_NICENESS = 10
-_CALM_SECONDS = 0.3  # readers need this time to notice the first part
 
 
 @dataclass(slots=True)
@@ -136,21 +129,46 @@ class Journal:
                 f"build cannot be resumed. {advice}"
             ) from None
 
-    def begin(self, settings: JsonObject, num_builds: int) -> list[SealedSlice]:
+    def begin(
+        self, settings: JsonObject, num_builds: int, num_tasks: int | None = None
+    ) -> list[SealedSlice]:
         """Start or resume a build; returns the slices that are sealed already.
 
         Args:
             settings: The settings and inputs.
             num_builds: How many builds the store has already.
+            num_tasks: How many tasks of a job array share the work; None if there are none.
 
         Raises:
             StoreError: the directory holds an unfinished build with other settings.
         """
         if self.begun(settings) is None:
             self.forget()  # records without settings: a build was killed while it removed them
-            self.record(settings, num_builds)
+            self.record(settings, num_builds, num_tasks)
         remove_file(self._failed)
         return self.sealed(remove=True)
+
+    @property
+    def num_tasks(self) -> int | None:
+        """How many tasks share the work of the unfinished build; None if there are none."""
+        found = (self._read_settings() or {}).get("num_tasks")
+        return None if found is None else int(found)
+
+    def end_task(self, task: int, num_slices: int) -> None:
+        """Record that a task has made all its slices; `num_slices` is the number of all slices."""
+        contents = {"build": self._identity, "task": task, "num_slices": num_slices}
+        write_file(self._path("task", task), [checked_json(contents)])
+        sync_directory(self._directory)
+
+    def ended_tasks(self) -> dict[int, int]:
+        """The tasks that have made all their slices, each with the number of all slices."""
+        found = {}
+        for path in self._directory.glob(".task-*.json"):
+            with suppress(ValueError):  # damaged: the task is repeated
+                contents = parse_checked(read_file(path))
+                if contents.get("build") == self._identity:
+                    found[int(contents["task"])] = int(contents["num_slices"])
+        return found
 
     def sealed(self, *, remove: bool = False) -> list[SealedSlice]:
         """The slices whose parts are on disk, in order, without those whose record is damaged.
@@ -188,11 +206,14 @@ class Journal:
     def _record_bytes(self, record: SealedSlice) -> bytes:
         return checked_json({"build": self._identity, "record": record.to_json()})
 
-    def record(self, settings: JsonObject, num_builds: int) -> None:
+    def record(self, settings: JsonObject, num_builds: int, num_tasks: int | None = None) -> None:
         """Write the settings of the build; see `begin`."""
         # Sealed slices stay valid if only the modification times in the settings change.
-        build = (self._read_settings() or {}).get("build") or digest_json([settings, num_builds])
+        before = self._read_settings() or {}
+        build = before.get("build") or digest_json([settings, num_builds])
         contents = {"settings": settings, "num_builds": num_builds, "build": build}
+        if (num_tasks := num_tasks or before.get("num_tasks")) is not None:
+            contents["num_tasks"] = num_tasks
         # On disk before any part is written: parts without settings belong to no build.
         write_file(self._settings, [checked_json(contents)])
         sync_directory(self._directory)
@@ -274,6 +295,8 @@ class Journal:
     def end(self) -> None:
         """Remove the journal of a build whose manifest is written."""
         self.forget()
+        for path in self._directory.glob(".task-*.json"):
+            remove_file(path)
         remove_file(self._awaited)
         remove_file(self._failed)
         # Removed last: while this file exists, the next build sees that this one may be incomplete.
@@ -286,46 +309,6 @@ class Journal:
         for pattern in (f".slice-{which}.json", f".ready-{which}.json", f".many-{which}"):
             for path in self._directory.glob(pattern):
                 remove_file(path)
-
-
-class WaitingReaders:
-    """Detects readers that wait for parts. If there are any, one worker is not enough."""
-
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self._seen = journal.asked()
-        self._asked = -math.inf
-
-    def hurry(self, readable: float | None) -> bool:
-        """Whether a reader waited in the last half second.
-
-        Readers that wait for the first part do not count: all cores make it anyway.
-
-        Args:
-            readable: When the first part was announced, by `time.monotonic`; None before that.
-        """
-        now = time.monotonic()
-        # Read in every case, so that a request before the first part is not seen after it.
-        seen, self._seen = self._seen, self._journal.asked()
-        if readable is None or now < readable + _CALM_SECONDS:
-            return False
-        if seen != self._seen:
-            self._asked = now
-        return now < self._asked + _HURRY_SECONDS
-
-
-def lower_priority() -> None:
-    """Let this thread run only when no reader of the parts needs its core.
-
-    On one core, a loop that launches kernels took 2.1 times as long beside a build. With the lower
-    priority it took 1.2 times as long.
-    """
-    if sys.platform == "linux":  # elsewhere, priorities belong to processes and not to threads
-        thread = threading.get_native_id()
-        with suppress(OSError):
-            # The user may have started the process at an even lower priority.
-            niceness = max(_NICENESS, os.getpriority(os.PRIO_PROCESS, thread))
-            os.setpriority(os.PRIO_PROCESS, thread, niceness)
 
 
 @cache

@@ -255,12 +255,8 @@ def read_manifest(directory: Path) -> Manifest:
     return parse_manifest(read_file(path), path)
 
 
-def parse_manifest(data: bytes, path: StorePath | str) -> Manifest:
-    """The manifest in `data`, checked; `path` is its name in messages.
-
-    Raises:
-        StoreError: it is damaged, or its kind or version is not supported.
-    """
+def parse_manifest(data: bytes, path: StorePath) -> Manifest:
+    """The manifest in the contents of the file `path`, checked; see `read_manifest`."""
     # A pattern finds the digest, and not a JSON parser: nothing is parsed before the digest is
     # right. 64 more bytes have room for the brace, the key and white space.
     claimed = data[: len(_ZEROS) + 64].decode(errors="replace")
@@ -304,7 +300,7 @@ def _absent(directory: Path) -> StoreError:
     )
 
 
-def _checked(data: bytes, path: StorePath | str) -> Manifest:
+def _checked(data: bytes, path: StorePath) -> Manifest:
     """The manifest in `data`, after all its values were checked."""
     try:
         contents = json.loads(data)

@@ -31,7 +31,7 @@ from penstock.store.part import SIDES
 # row indices there, in `.rows`.
 _OURS = re.compile(
     r"penstock\.json|part-\d+\.(tokens|bounds|origin|loss|checks)\.npy|rejects(-\d+)?\.jsonl"
-    r"|\.(stamps|building)\.json|\.(slice|ready)-\d+\.json|\.many-\d+|\.awaited|\.failed|\.lock"
+    r"|\.(stamps|building)\.json|\.(slice|ready|task)-\d+\.json|\.many-\d+|\.awaited|\.failed|\.lock"
     r"|\.rows|\.repair|\..*\.tmp"
 )
 

@@ -32,9 +32,10 @@ from penstock.errors import StoreError, WorkerError
 from penstock.store.files import remove_temporary
 from penstock.store.folders import claim_of
 from penstock.store.job import Job
+from penstock.store.memory import num_slots
 from penstock.store.process_worker import NEXT, CannotLoad, WorkerSetup
 from penstock.store.slice_work import Advance, MadeSlice, Order, Stopped, Watch
-from penstock.store.threads import Take, ThreadRunner, num_slots
+from penstock.store.threads import Take, ThreadRunner
 
 _log = logging.getLogger("penstock")
 
@@ -45,6 +46,7 @@ _EXIT_SECONDS = 5.0
 _CODE = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
+from penstock.store.memory import num_slots
 from penstock.store.process_worker import main
 main(sys.argv[2:])
 """
@@ -104,9 +106,7 @@ class ProcessRunner:
                 raise message
             else:
                 assert message == NEXT
-                order = take()
-                child.send(connection, order)
-                if order is None:
+                if not child.send(connection, take()):
                     return None
 
     def _end_unready(self) -> None:
@@ -195,8 +195,8 @@ class _Child:
         self.is_ready = True
         return message
 
-    def send(self, connection: Connection, order: Order | None) -> None:
-        """Answer one of its threads; None if no slice is left."""
+    def send(self, connection: Connection, order: Order | None) -> bool:
+        """Send a slice to one of its threads, or that no slice is left; returns which."""
         try:
             connection.send(order)
         except OSError:
@@ -204,6 +204,7 @@ class _Child:
                 raise self._lost() from None
         if order is None:
             self._ended.add(connection)
+        return order is not None
 
     def _lost(self) -> Exception:
         status = self._process.wait()

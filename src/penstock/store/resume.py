@@ -9,10 +9,14 @@
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.errors import StoreError
+from penstock.remote import open_objects
+from penstock.remote.address import StorePath, StoreUrl
+from penstock.store.destination import BUILDING
 from penstock.store.folders import claim_of
 from penstock.store.job import Job
 from penstock.store.journal import Journal, SealedSlice
@@ -44,39 +48,48 @@ class Target(Protocol):
         """Remove the journal; `Journal.end` was called before."""
 
 
+def target_of(job: Job) -> Target:
+    """Where a build writes its store."""
+    return job.remote or LocalTarget(job)
+
+
+def intact_slices(job: Job, journal: Journal, sealed: list[SealedSlice]) -> list[SealedSlice]:
+    """The sealed slices whose files have the recorded contents; the others are made again.
+
+    A record is written after its files were synced. So a file with other contents was changed by
+    somebody, or the disk does not return what was written to it. All bytes are read, and hashed on
+    as many threads as the build has: a file that was damaged here would become part of the store.
+    """
+
+    def is_intact(record: SealedSlice) -> bool:
+        for side, part in record.parts.items():
+            for kind, recorded in part.files.items():
+                path = job.directory / side / part_file(part.number, kind)
+                if problem := file_problem(path, *recorded, says="the journal"):
+                    _log.warning("%s %s. Its slice is made again.", path, problem)
+                    return False
+        return True
+
+    with ThreadPoolExecutor(job.num_threads) as threads:
+        intact = list(threads.map(is_intact, sealed))
+    for record, is_kept in zip(sealed, intact, strict=True):
+        if not is_kept:
+            journal.forget(record.number)  # a reader of a live build must not take it
+    return [record for record, is_kept in zip(sealed, intact, strict=True) if is_kept]
+
+
 @dataclass(frozen=True, slots=True)
 class LocalTarget:
     """The directory of a job."""
 
     job: Job
-    journal: Journal
 
     def claim(self) -> None:
         """Do nothing: the caller holds the lock of the directory."""
 
     def intact(self, sealed: list[SealedSlice]) -> list[SealedSlice]:
-        """The sealed slices whose files have the recorded contents; the others are made again.
-
-        A record is written after its files were synced. So a file with other contents was changed
-        by somebody, or the disk does not return what was written to it. All bytes are read, and
-        hashed on as many threads as the build has: a file that was damaged here would become part
-        of the store.
-        """
-        with ThreadPoolExecutor(self.job.num_threads) as threads:
-            intact = list(threads.map(self._is_intact, sealed))
-        for record, is_kept in zip(sealed, intact, strict=True):
-            if not is_kept:
-                self.journal.forget(record.number)  # a reader of a live build must not take it
-        return [record for record, is_kept in zip(sealed, intact, strict=True) if is_kept]
-
-    def _is_intact(self, record: SealedSlice) -> bool:
-        for side, part in record.parts.items():
-            for kind, recorded in part.files.items():
-                path = self.job.directory / side / part_file(part.number, kind)
-                if problem := file_problem(path, *recorded, says="the journal"):
-                    _log.warning("%s %s. Its slice is made again.", path, problem)
-                    return False
-        return True
+        """The sealed slices whose files have the recorded contents."""
+        return intact_slices(self.job, Journal(self.job.directory), sealed)
 
     def refuse_deleted(self, done: Sequence[SealedSlice]) -> None:
         """Raise if a file of a sealed part was deleted or cut off while other parts were made."""
@@ -102,3 +115,23 @@ class LocalTarget:
 
     def end(self) -> None:
         """Do nothing: the journal is in the directory."""
+
+
+def was_interrupted(place: StorePath, *, overwrite: bool) -> bool:
+    """Whether an unfinished build has left a record of a slice, so that it will be resumed."""
+    if isinstance(place, StoreUrl):
+        with suppress(StoreError):  # whatever it is, the build reports it
+            names = [name for name, _ in open_objects(place.address).list(BUILDING)]
+            is_failed = f"{BUILDING}/failed" in names
+            return any("/slice-" in name for name in names) and not is_failed
+        return False
+    # With --overwrite, these are beside an old store that is finished.
+    whole = place.resolve()  # "." has no name
+    places = [whole, whole.parent / f".{whole.name}.new"][: 1 + overwrite]
+    # A build that failed begins again if its settings have changed.
+    return any(
+        path
+        for each in places
+        for path in each.glob(".slice-*.json")
+        if not (each / ".failed").exists()
+    )

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 
 from penstock.store.job import Job
-from penstock.store.journal import MANY_TOKENS, Journal, WaitingReaders, lower_priority
+from penstock.store.journal import MANY_TOKENS, Journal
+from penstock.store.memory import num_slots
 from penstock.store.slice_work import (
     MadeSlice,
     Order,
@@ -25,15 +26,10 @@ from penstock.store.slice_work import (
     tokenize,
     write_parts,
 )
+from penstock.store.waiting import WaitingReaders, lower_priority
 
 Take = Callable[[], Order | None]
 """A function that returns the next slice to make; None if none is left."""
-
-
-def num_slots(num_threads: int) -> int:
-    """How many slices are in flight if `num_threads` are tokenized at once."""
-    # One fourth more threads than may tokenize, plus one: the extra ones hash and write.
-    return num_threads + 1 + num_threads // 4
 
 
 class ThreadRunner:

@@ -14,8 +14,7 @@ from contextlib import suppress
 from typing import Literal
 
 from penstock.errors import StoreBusyError, StoreError
-from penstock.paths import expand_user, is_remote
-from penstock.sources.remote import redacted
+from penstock.remote.address import StoreUrl, store_path
 from penstock.sources.settings import Format
 from penstock.store.build import begin, execute
 from penstock.store.files import room_for
@@ -101,14 +100,15 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
     # `BuildSettings` has a field of the same name for each argument except `timeout`.
     arguments = dict(locals())
     timeout = arguments.pop("timeout")
-    if is_remote(store):
+    place = store_path(store)
+    if isinstance(place, StoreUrl):
         raise StoreError(
-            f"{redacted(str(store))} is in object storage, and training reads a stream while it is "
-            "written. Stream to a directory of this machine, and copy the store with "
-            "`penstock copy` (in Python, penstock.copy) when it is finished."
+            f"{place} is in object storage, and training reads a stream while it is written. "
+            "Stream to a directory of this machine, and copy the store with `penstock copy` (in "
+            "Python, penstock.copy) when it is finished."
         )
     # The build continues in the background, perhaps after a change of the working directory.
-    arguments["store"] = expand_user(store).absolute()
+    arguments["store"] = place.absolute()
     if not timeout > 0:
         raise StoreError(f"timeout={timeout} must be more than 0 seconds.")
     job = prepare(BuildSettings(**arguments))
