@@ -4,9 +4,7 @@ A `Rows` object, such as `Windows`, gives random access to training sequences. A
 and `digest`. A loader also needs `length` and `read`. All other fields and methods are optional,
 and their defaults are defined only here. Row classes of penstock inherit from `Rows`. A user's
 object that has the methods but does not inherit is wrapped once, by `as_rows`, when a plan
-receives it. No other code tests which methods an object has.
-
-This module imports NumPy only, so that plans and transforms can use it without reading stores.
+receives it. No other code tests which methods an object has. This module imports NumPy only.
 """
 
 from collections.abc import Iterator, Sequence
