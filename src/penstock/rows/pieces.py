@@ -122,6 +122,22 @@ class PieceRows(StreamRows):
         offsets = (starts + self.stream.starts[part]).tolist()
         return list(zip(offsets, sizes.tolist(), strict=True))
 
+    def holding(self, start: int, stop: int) -> Integers:
+        """Return the rows that hold some of the tokens `[start, stop)` of `stream`, ascending.
+
+        Reads the pieces of the parts that have these tokens, and no others.
+        """
+        first, last = np.searchsorted(self.stream.ends, [start, stop - 1], side="right").tolist()
+        found = []
+        for part in range(first, last + 1) if stop > start else ():
+            end = int(self._row_ends[part])
+            rows = np.arange(end - int(self.part_rows[part]), end)
+            counts, begins, sizes = self.index.spans(rows)
+            begins = begins + self.stream.starts[part]
+            inside = (begins < stop) & (begins + sizes > start)
+            found.append(np.unique(np.repeat(rows, counts)[inside]))
+        return np.concatenate([np.zeros(0, np.int64), *found])
+
     def read_ahead(self, samples: Integers) -> None:
         """Ask the kernel to load these rows from disk; return without waiting."""
         samples = self._checked(samples)

@@ -153,6 +153,10 @@ class Rows:
         """
         return [] if self.stream is None else self.stream.origins(self.spans(self._number(sample)))
 
+    def holding(self, start: int, stop: int) -> Integers:
+        """Return the rows that hold some of the tokens `[start, stop)` of `stream`, ascending."""
+        return np.zeros(0, np.int64)
+
     def unread(self, per_row: int) -> int:
         """Return how many tokens are the target of no row if a row trains on `per_row` targets."""
         return 0
@@ -216,6 +220,10 @@ class WrappedRows(Rows):
     def spans(self, sample: int) -> list[tuple[int, int]]:
         """Return the offset in `stream` and the size of each piece of a row, in order."""
         return self.rows.spans(sample)
+
+    def holding(self, start: int, stop: int) -> Integers:
+        """Return the rows that hold some of the tokens `[start, stop)` of `stream`, ascending."""
+        return self.rows.holding(start, stop)
 
     def unread(self, per_row: int) -> int:
         """Return how many tokens are the target of no row if a row trains on `per_row` targets."""

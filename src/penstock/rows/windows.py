@@ -285,6 +285,16 @@ class Windows(StreamRows):
         start = int(checked(np.array([sample]), self.num_readable)[0]) * self.stride
         return [(start, min(self.length + 1, self.stream.num_tokens - start))]
 
+    def holding(self, start: int, stop: int) -> Integers:
+        """Return the rows that hold some of the tokens `[start, stop)` of `stream`, ascending."""
+        # Row r holds tokens r * stride to r * stride + length. With length=3 and stride=3, token 6
+        # is the last one of row 1 and the first one of row 2. The first division rounds up.
+        first = max(0, -((self.length - start) // self.stride))
+        last = (stop - 1) // self.stride if stop > start else first - 1
+        rows = np.arange(first, min(last + 1, self.num_readable), dtype=np.int64)
+        # With gaps between rows (stride > length + 1), no row may hold these tokens.
+        return rows[rows * self.stride + self.length >= start]
+
     def read_ahead(self, samples: Integers) -> None:
         """Ask the kernel to load these rows from disk; return without waiting."""
         self.stream.read_ahead(np.asarray(samples, np.int64) * self.stride, self.length + 1)

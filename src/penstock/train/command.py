@@ -34,6 +34,7 @@ from penstock.train.data import TOKEN_FILES, open_data, store_sides, stores_of, 
 from penstock.train.distributed import select_device
 from penstock.train.metrics import Log, RunResult
 from penstock.train.model import GPT
+from penstock.train.record import recipe_tables
 from penstock.train.run import train
 
 _FLAGS = {
@@ -164,6 +165,7 @@ def open_job(recipe: Recipe, log: Log) -> TrainingJob:
         training=recipe.training,
         optimization=recipe.optimization,
         output=recipe.output,
+        recipe=recipe_tables(recipe),
     )
 
 

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from penstock.digest import derive_key
 from penstock.errors import TrainError
+from penstock.loader.fingerprints import FingerprintLog
 from penstock.train import data
 from penstock.train.checkpoint import Checkpoints, locked_output
 from penstock.train.config import TrainingJob
@@ -42,6 +43,7 @@ from penstock.train.metrics import (
     Throughput,
     read_metrics,
 )
+from penstock.train.record import record_run
 
 _PLANNED_SHARE = 0.97  # of max_minutes; the rest is reserve for slower steps
 # Each process adds 1 to a sum if its time is over, and this number if it was asked to stop. It is
@@ -104,6 +106,7 @@ class _Loop:
         # The time that earlier sessions took is subtracted, as if there had been one session.
         self.started = time.perf_counter() - self.progress.seconds
         self.metrics: Metrics | None = None
+        self.fingerprints: FingerprintLog | None = None
 
     def _resume(self) -> None:
         """Load the last checkpoint, if there is one."""
@@ -145,6 +148,8 @@ class _Loop:
         if self.world.is_main:
             now, board = self.progress, self.config.tensorboard
             self.metrics = Metrics(path, step=now.step, validated=now.validated, tensorboard=board)
+            record_run(self.job, self.step_rows, self.world.size)
+            self.fingerprints = FingerprintLog(path.parent, self.job.plan, self.loader.position)
         try:
             # Before the first step, and after a stop that cut the validation of this step short.
             validates = self.progress.step % self.config.val_every == 0
@@ -238,40 +243,41 @@ class _Loop:
         self.throughput.add_step(num_targets, queued.waited)
         if self.progress.steps is None and self.throughput.num_steps == Throughput.TIMED_STEPS:
             self._plan_steps()
-        speed = round(self.throughput.tokens_per_second, 1)
         learning_rate = self.job.optimization.learning_rate * queued.rate
         # The fingerprint was summed as a signed number; the remainder is the unsigned one again.
         values = {
             "rate": queued.rate,
             "learning_rate": learning_rate,
-            "tokens_per_second": speed,
+            "tokens_per_second": round(self.throughput.tokens_per_second, 1),
             "fingerprint": fingerprint % 2**64,
         }
         self._record("step", loss=loss, norm=norm, waited=round(queued.waited, 6), **values)
+        if self.fingerprints is not None:
+            self.fingerprints.add(queued.step, self._span(queued.step))
         if self.world.is_main:
             self.log(self.throughput.report(self.progress, learning_rate))
 
     def _on_nonfinite(self, step: int, loss: float, norm: float) -> None:
         """Raise for a step whose loss or norm is not finite, or log it; names its documents."""
-        # The loader's position is after the last queued step. That is this step, or the next one
-        # if the loss of this step was read late.
-        first = self.loader.position - (self.queued - step + 1) * self.step_rows
-        last = first + self.step_rows - 1
+        first, stop = self._span(step)
         message = (
             f"Step {step:,} has loss {loss} and gradient norm {norm}. It read positions {first:,} "
-            f"to {last:,}: {documents_at(self.job.plan, first, last + 1)}."
+            f"to {stop - 1:,}: {documents_at(self.job.plan, first, stop)}."
         )
         if self.config.on_nonfinite == "skip":
             self.log(f"skipped: {message}")
             return
         raise TrainError(
-            f"{message} {self._last_saved()} Lower the learning rate, inspect these documents, or "
-            'set on_nonfinite="skip" to skip such steps.'
+            f"{message} {self.checkpoints.last_saved()} Lower the learning rate, inspect these "
+            'documents, or set on_nonfinite="skip" to skip such steps.'
         )
 
-    def _last_saved(self) -> str:
-        steps = list(self.checkpoints.paths())
-        return f"The last checkpoint is step {steps[-1]:,}." if steps else "Nothing is saved yet."
+    def _span(self, step: int) -> tuple[int, int]:
+        """The first position of a step that was queued, and the position after its last."""
+        # The loader's position is after the last queued step. That is this step, or the next one
+        # if the loss of this step was read late.
+        stop = self.loader.position - (self.queued - step) * self.step_rows
+        return stop - self.step_rows, stop
 
     def _is_late(self) -> bool:
         """Whether `max_minutes` would be over after one more validation."""
@@ -311,7 +317,7 @@ class _Loop:
         if not math.isfinite(loss) and self.config.on_nonfinite == "stop":
             raise TrainError(
                 f"The validation loss after step {step:,} is {loss}, so the weights are no longer "
-                f"usable. {self._last_saved()} Lower the learning rate."
+                f"usable. {self.checkpoints.last_saved()} Lower the learning rate."
             )
         self.log(f"step {step:,}: validation loss {loss:.4f}")
         target = self.config.target_val_loss
