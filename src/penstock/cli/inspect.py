@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from penstock.inspect.steps import Segment, StepRow
     from penstock.tokenize.tokenizer import Tokenizer
 
-Run = Annotated[
-    str, argument("A recipe (.toml), the directory of a run, or a text or a store.", "RECIPE|RUN")
-]
+Run = Annotated[str, argument("A recipe (.toml), or the directory of a run.", "RECIPE|RUN")]
 TokenizerName = Annotated[
     str | None, option("The tokenizer of the stores, if penstock does not find it.", "NAME")
 ]
@@ -98,7 +96,8 @@ def inspect_command(
     total = inspected.positions[1] - inspected.positions[0]
     total = total // ranks if rank is not None else total
     if total > len(inspected.rows):
-        write(f"\n… and {total - len(inspected.rows):,} more rows; --rows {total} shows all")
+        more = number_of(total - len(inspected.rows), "more row")
+        write(f"\n… and {more}; --rows {total} shows all")
 
 
 def _tokenizer(run: "OpenedRun", row: "StepRow", name: str | None) -> "Tokenizer | str":
@@ -146,18 +145,23 @@ def _show_heading(out: "Console", run: "OpenedRun", found: "InspectedStep") -> N
     )
     metrics = _metrics(run, found.step)
     if metrics is not None:
-        loss, norm = (f"{metrics.get(name)}"[:8] for name in ("loss", "norm"))
+        loss, norm = (_number(metrics.get(name)) for name in ("loss", "norm"))
         write(f"loss {loss}, gradient norm {norm}")
     elif run.record is not None:
         write("the run has not logged a loss for this step")
     write("+ trained on, - only read")
 
 
+def _number(value: object) -> str:
+    """A loss with four digits; "-" for one that was not logged, or was not finite."""
+    return f"{value:.4f}" if isinstance(value, int | float) else "-"
+
+
 def _show_around(run: "OpenedRun", step: int, steps: int) -> None:
     """Print a line for each of the steps around a step, with its loss."""
     table = [["", "step", "loss", "norm", *run.plan.names]]
     for each in _around(run, step, steps):
-        numbers = ["-" if each[name] is None else f"{each[name]:.4f}" for name in ("loss", "norm")]
+        numbers = [_number(each[name]) for name in ("loss", "norm")]
         counts = each["rows"]
         assert isinstance(counts, dict)
         mark = ">" if each["step"] == step else ""

@@ -49,7 +49,7 @@ def plan_command(
         if not as_json:
             write(event)
 
-    run = open_run(source or "", changes, log)
+    run = open_run(source, changes, log, guess=True)
     found = forecast(run, measured=not quick)
     if as_json:
         rows = None if found.steps is None else found.rows
@@ -60,9 +60,13 @@ def plan_command(
 
 
 def _show(run: "OpenedRun", found: "Forecast") -> None:
+    from penstock.train.command import NO_VALIDATION
+
     write(run.plan.tree(found.rows))
     job = run.job
-    if job.val is not None:
+    if job.val is None:
+        write(NO_VALIDATION)
+    else:
         used = min(len(job.val), job.training.val_rows)
         write(f"validation: {used:,} of {len(job.val):,} rows, the same every time")
     if found.steps is not None:

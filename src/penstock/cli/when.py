@@ -119,25 +119,28 @@ def _show(
     more: int,
     text: str | None,
 ) -> None:
+    last = run.steps.last
+    span = "" if last is None else f" in steps {run.steps.first:,} to {last:,}"
+    # The first to be seen come first. A text that is often found is mostly not seen.
+    seen = sorted((pair for pair in pairs if pair[1]), key=lambda pair: pair[1][0].position)
     if text is not None:
         matches = f"{len(pairs) + more:,} match{'es' * (len(pairs) + more != 1)}"
-        write(f"{matches} of {visible(repr(text), lines=False)}")
-    for each, sightings in pairs[:_SHOWN_DOCUMENTS]:
-        place = f"{each.file}:{each.record}"
+        write(f"{matches} of {visible(repr(text), lines=False)}, {len(seen):,} seen{span}")
+    for each, sightings in (seen if text is not None else pairs)[:_SHOWN_DOCUMENTS]:
         size = number_of(each.span[1] - each.span[0], "token")
-        write(f"{each.source}: {place}, document {each.document:,} of {each.store}, {size}")
-        _show_sightings(run, sightings)
-    if len(pairs) + more > _SHOWN_DOCUMENTS:
-        hidden = len(pairs) + more - _SHOWN_DOCUMENTS
-        write(f"… and {hidden:,} more; --json lists the first {_MOST_MATCHES:,}")
+        place = f"{each.file}:{each.record}, document {each.document:,} of {each.store}"
+        write(f"{each.source}: {place}, {size}")
+        if sightings:
+            _show_sightings(run, sightings)
+        else:
+            write(f"  not seen{span}")
+    if len(seen) > _SHOWN_DOCUMENTS:
+        write(f"… and {len(seen) - _SHOWN_DOCUMENTS:,} more; --json lists them")
+    if more:
+        write(f"Only the first {_MOST_MATCHES:,} matches were looked up. Give a longer text.")
 
 
 def _show_sightings(run: "OpenedRun", sightings: "list[Sighting]") -> None:
-    last = run.steps.last
-    if not sightings:
-        end = "" if last is None else f" in steps {run.steps.first:,} to {last:,}"
-        write(f"  not seen{end}")
-        return
     table = [["step", "row", "position", "epoch", "tokens"]]
     for each in sightings[:_SHOWN_STEPS]:
         tokens = f"{each.num_tokens:,}"

@@ -154,8 +154,14 @@ class OpenedRun:
 Log = Callable[[str], None]
 
 
-def open_run(source: str, changes: Tables | None = None, log: Log | None = None) -> OpenedRun:
-    """Open the data of a recipe (.toml), of the directory of a run, or of a text or a store.
+def open_run(
+    source: str | None,
+    changes: Tables | None = None,
+    log: Log | None = None,
+    *,
+    guess: bool = False,
+) -> OpenedRun:
+    """Open the data of a recipe (.toml), or of the directory of a run.
 
     If the recipe was run before, its steps are those of that run.
 
@@ -163,23 +169,21 @@ def open_run(source: str, changes: Tables | None = None, log: Log | None = None)
         source: The path.
         changes: Settings of the recipe that are changed first, by dotted names.
         log: Called with a line of text, for example before text is tokenized.
+        guess: Also take a text or a store, with a guessed recipe, as `penstock train` does.
 
     Raises:
         RecipeError: the recipe does not exist or is not valid.
         TrainError: the directory holds no run, or the data is not that of the run any more.
     """
     report = log or (lambda _: None)
-    path = expand_user(source)
+    path = None if source is None else expand_user(source)
     record = None
-    if (path / RECORD_NAME).is_file():
+    if path is not None and (path / RECORD_NAME).is_file():
         record = read_record(path)
         recipe = _recorded_recipe(path, record, changes or {})
     else:
-        if path.is_dir() and store_sides(path) is None and (path / "metrics.jsonl").exists():
-            raise TrainError(
-                f"{path} has no {RECORD_NAME}, which later versions of penstock write when a run "
-                "begins. Name the recipe of the run instead of its directory."
-            )
+        if path is not None and path.suffix != ".toml" and not guess:
+            raise _no_run(path)
         recipe = choose_recipe(source, changes or {}, None, lambda event: report(str(event)))
     recipe = replace(recipe, data=_built(recipe.data, recipe.output))
     job = open_job(recipe, lambda event: report(str(event)))
@@ -195,6 +199,17 @@ def open_run(source: str, changes: Tables | None = None, log: Log | None = None)
         found = read_record(recipe.output)
         record = found if found.plan == plan.digest else None
     return OpenedRun(plan, _steps(job, plan, record), job, recipe, record)
+
+
+def _no_run(path: Path) -> TrainError:
+    if not path.exists():
+        return TrainError(f"{path} does not exist (working directory: {Path.cwd()}).")
+    runs = [f"{each.parent}" for each in sorted(path.glob(f"*/{RECORD_NAME}"))[:5]]
+    advice = f"Name one of its runs: {', '.join(runs)}." if runs else "Name a recipe (.toml)."
+    why = f"{path} is not the directory of a run: it has no {RECORD_NAME}."
+    if (path / "metrics.jsonl").exists():
+        why += " Runs of earlier versions of penstock have none."
+    return TrainError(f"{why} {advice}")
 
 
 def _recorded_recipe(path: Path, record: RunRecord, changes: Tables) -> Recipe:

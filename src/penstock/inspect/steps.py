@@ -9,6 +9,7 @@ The rows are read as a loader reads them, so these are the tokens that a run con
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 from itertools import pairwise
 from typing import Any
 
@@ -97,6 +98,27 @@ class InspectedStep:
         """Return the step as JSON."""
         return asdict(self)
 
+    def _repr_html_(self) -> str:
+        """Return the text of the rows, for notebooks: what is not trained on is in grey."""
+        rows = "".join(map(_row_html, self.rows))
+        start, stop = self.positions
+        return f"<p>step {self.step:,}, positions {start:,} to {stop - 1:,}</p>{rows}"
+
+
+def _row_html(row: StepRow) -> str:
+    where = f"{row.source}, epoch {row.epoch:,}, row {row.sample:,}, position {row.position:,}"
+    pieces, document = [], None
+    for each in row.segments:
+        if each.document is not None and each.document != document:
+            document = each.document
+            origin = row.documents[document]
+            pieces.append(f"<hr><small>{escape(f'{origin.file}:{origin.record}')}</small><br>")
+        text = escape(" ".join(map(str, each.tokens)) if each.text is None else each.text)
+        # A tag too, because colours are not visible to everyone.
+        pieces.append(text if each.trained else f'<del style="opacity: 0.6">{text}</del>')
+    body = "".join(pieces)
+    return f'<p>{escape(where)}</p><div style="white-space: pre-wrap">{body}</div>'
+
 
 def inspect_step(
     plan: AnyPlan,
@@ -172,16 +194,11 @@ def _trained(
     tokens: Array, targets: Array | None, fields: Fields, number: int
 ) -> "np.ndarray[Any, np.dtype[np.bool_]]":
     """Return whether each token of a row is a target."""
-    found = np.ones(len(tokens), bool)
-    if "labels" in fields:  # of masked language modelling: a label belongs to its own column
-        found[:-1] = fields["labels"][number] != -100
-        found[-1] = False
-        return found
-    # Target i is token i + 1, and the first token is predicted from nothing.
-    found[0] = False
-    if targets is not None:
-        found[1:] = targets[number]
-    return found
+    counted = np.ones(len(tokens) - 1, bool) if targets is None else targets[number]
+    # A label of masked language modelling belongs to its own column. Otherwise target i is token
+    # i + 1, and the first token is predicted from nothing.
+    nothing = np.zeros(1, bool)
+    return np.concatenate([counted, nothing] if "labels" in fields else [nothing, counted])
 
 
 def _segments(

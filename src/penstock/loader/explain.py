@@ -10,6 +10,7 @@ it was trained on.
 """
 
 from dataclasses import dataclass
+from html import escape
 from typing import NamedTuple
 
 from penstock.loader.run import AnyPlan
@@ -65,6 +66,21 @@ class ExplainedStep:
         return "\n".join([f"step {self.step:,}, {rows}", *map(str, self.rows)])
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return a table of the rows, for notebooks; all text is escaped."""
+        heads = "".join(f"<th>{name}</th>" for name in ("position", "source", "epoch", "row"))
+        lines = []
+        for row in self.rows:
+            cells = f"{row.position:,}", row.source, f"{row.epoch:,}", f"{row.sample:,}"
+            origins = "<br>".join(escape(str(each)) for each in row.origins)
+            text = escape(" ".join(map(str, row.tokens)) if row.text is None else row.text)
+            place = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+            style = "white-space: pre-wrap; text-align: left"
+            lines.append(f'<tr>{place}<td>{origins}</td><td style="{style}">{text}</td></tr>')
+        heads += "<th>documents</th><th>text</th>"
+        caption = f"step {self.step:,}, {len(self.rows):,} rows"
+        return f"<table><caption>{caption}</caption><tr>{heads}</tr>{''.join(lines)}</table>"
 
 
 def explain_step(

@@ -218,7 +218,7 @@ class Plan:
             raise PlanError(
                 f'Source "{source}" has no row {wrong[0]:,}; its {size:,} rows are numbered from 0.'
             )
-        shown = f"Row {sample:,}" if samples.size == 1 else f"Each of {samples.size:,} rows"
+        shown = f"Row {samples[0]:,}" if samples.size == 1 else f"Each of {samples.size:,} rows"
         if before is None:
             before = self.end
         if epoch is not None:
