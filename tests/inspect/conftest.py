@@ -47,9 +47,7 @@ def stores(texts, tmp_path_factory, gpt2_chat):
                 tokenizer=gpt2_chat,
                 documents="lines",
             ),
-            "whole": ps.build(
-                texts / "whole.txt", folder / "whole", tokenizer=gpt2_chat
-            ),
+            "whole": ps.build(texts / "whole.txt", folder / "whole", tokenizer=gpt2_chat),
             "chats": ps.build(
                 texts / "chats.jsonl", folder / "chats", tokenizer=gpt2_chat, chat="chatml"
             ),
@@ -58,22 +56,38 @@ def stores(texts, tmp_path_factory, gpt2_chat):
     return made
 
 
-KINDS = {
-    "windows": lambda store: ps.Windows(store, LENGTH),
-    "overlapping": lambda store: ps.Windows(store, LENGTH, stride=7, tail="pad"),
-    "gaps": lambda store: ps.Windows(store, LENGTH, stride=40),
-    "packs": lambda store: ps.Packs(store, LENGTH),
-    "documents": lambda store: ps.Documents(store, LENGTH, overflow="split"),
-    "cut": lambda store: ps.Documents(store, LENGTH, side="left"),
-}
+@pytest.fixture(scope="session")
+def make_rows():
+    """Functions that make rows of a store, by name."""
+    return {
+        "windows": lambda store: ps.Windows(store, LENGTH),
+        "overlapping": lambda store: ps.Windows(store, LENGTH, stride=7, tail="pad"),
+        "gaps": lambda store: ps.Windows(store, LENGTH, stride=40),
+        "packs": lambda store: ps.Packs(store, LENGTH),
+        "documents": lambda store: ps.Documents(store, LENGTH, overflow="split"),
+        "cut": lambda store: ps.Documents(store, LENGTH, side="left"),
+    }
 
 
-def random_plan(random, stores):
-    """A plan of one to three sources: any rows, weights or none, schedules, caps, shuffles."""
+@pytest.fixture(scope="session")
+def random_run(stores, make_rows):
+    """A run by its seed: the plan, the rows of a step by position, and at most `most` steps."""
+
+    def random_run(seed, most):
+        random = np.random.default_rng(seed)
+        plan, sizes = random_plan(random, stores, make_rows), random_sizes(random)
+        steps = Steps(sizes)
+        total = min(most, steps.count(min(plan.end, 2**40), drop_last=True))
+        return plan, sizes, RunSteps(steps, total=total)
+
+    return random_run
+
+
+def random_plan(random, stores, make_rows):
+    """A plan of one to three sources: rows of a fixed width, weights, schedules, caps, shuffles."""
     names = random.permutation(list(stores))[: random.integers(1, 4)].tolist()
-    # Documents that are padded on the left cannot share a batch with others.
     kinds = ["windows", "overlapping", "packs", "gaps"]
-    sources = {f"the {name}": KINDS[random.choice(kinds)](stores[name]) for name in names}
+    sources = {f"the {name}": make_rows[random.choice(kinds)](stores[name]) for name in names}
     options = {"seed": int(random.integers(1000))}
     options["shuffle"] = str(random.choice(["full", "block", "part", "none"]))
     keys = list(sources)
@@ -94,18 +108,8 @@ def random_plan(random, stores):
 
 
 def random_sizes(random):
-    """Rows of a step by position, all of them divisible by 4."""
+    """Rows of a step by position."""
     sizes = {0: 4 * int(random.integers(1, 5))}
     if random.random() < 0.4:
         sizes[int(random.integers(1, 60))] = 4 * int(random.integers(1, 5))
     return sizes
-
-
-def run_steps(plan, sizes, most):
-    """The steps of a run of at most `most` steps."""
-    steps = Steps(sizes)
-    return RunSteps(steps, total=min(most, steps.count(min(plan.end, 2**40), drop_last=True)))
-
-
-def generator(seed):
-    return np.random.default_rng(seed)

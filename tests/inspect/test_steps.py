@@ -12,13 +12,11 @@ from penstock.loader import BatchFormat
 from penstock.order.steps import Steps
 from penstock.transforms import MaskTokens, TokenDropout, Transformed
 
-from .conftest import LENGTH, generator, random_plan, random_sizes, run_steps
+LENGTH = 24  # of the rows of `make_rows`
 
 
-def check_run(random, stores):
-    """A random run: counts and tokens of its steps are those that a loader delivers."""
-    plan, sizes = random_plan(random, stores), random_sizes(random)
-    steps = run_steps(plan, sizes, 12)
+def check_run(plan, sizes, steps):
+    """The counts and tokens of the steps of a run are those that a loader delivers."""
     loader = ps.Loader(
         plan, global_batch_size=sizes, rank=0, world_size=1, format=BatchFormat(ids=True)
     )
@@ -59,9 +57,14 @@ def check_step(plan, steps, number, batch):
         assert trained == expected
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_random_runs_read_what_was_predicted(stores, seed):
-    check_run(generator(seed), stores)
+def test_random_runs_read_what_was_predicted(random_run):
+    assert sum(check_run(*random_run(seed, 12)) for seed in range(12)) > 120
+
+
+@pytest.mark.torture
+def test_many_random_runs_read_what_was_predicted(random_run, figure):
+    steps = sum(check_run(*random_run(seed, 40)) for seed in range(1_000, 3_000))
+    figure(f"2,000 random runs, {steps:,} steps: rows of each source and tokens as predicted")
 
 
 def test_the_text_of_a_row_has_the_borders_of_documents_and_the_loss_mask(stores, gpt2_chat):
@@ -87,7 +90,7 @@ def test_tokenizing_the_raw_record_gives_the_stored_ids(stores, texts, gpt2_chat
         for row in inspect_step(plan, steps, step).rows:
             for each in row.documents:
                 raw = (texts / each.file).read_bytes()[each.record :].split(b"\n")[0]
-                ids = gpt2_chat.encode(raw).tolist() + [gpt2_chat.eos_id]
+                ids = [*gpt2_chat.encode(raw).tolist(), gpt2_chat.eos_id]
                 stop = each.first_token + each.num_tokens
                 stored = stores["lines"].document(each.document).tolist()
                 assert stored == ids

@@ -12,7 +12,8 @@ from penstock.inspect.documents import document_span, find_texts
 from penstock.order.steps import Steps
 from penstock.sources.slices import cut
 
-from .conftest import KINDS, LENGTH, generator, random_plan, random_sizes, run_steps
+LENGTH = 24  # of the rows of `make_rows`
+KINDS = ["windows", "overlapping", "gaps", "packs", "documents", "cut"]
 
 
 def brute_force(plan, end):
@@ -59,19 +60,26 @@ def check_when(plan, steps, end):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_when_equals_a_search_through_three_epochs(stores, kind):
-    plan = ps.Plan({name: KINDS[kind](store) for name, store in stores.items()}, seed=5)
+def test_when_equals_a_search_through_three_epochs(stores, make_rows, kind):
+    plan = ps.Plan({name: make_rows[kind](store) for name, store in stores.items()}, seed=5)
 
     assert check_when(plan, RunSteps(Steps(7)), 3 * len(plan)) > 100
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_when_equals_a_search_in_random_mixtures(stores, seed):
-    random = generator(100 + seed)
-    plan, sizes = random_plan(random, stores), random_sizes(random)
-    steps = run_steps(plan, sizes, 10**6)
+def test_when_equals_a_search_in_random_mixtures(random_run, seed):
+    plan, _, steps = random_run(100 + seed, 10**6)
 
-    check_when(plan, steps, min(plan.end, 300))
+    assert check_when(plan, steps, min(plan.end, 300)) > 30
+
+
+@pytest.mark.torture
+def test_when_equals_a_search_in_many_random_mixtures(random_run, figure):
+    found = 0
+    for seed in range(5_000, 5_200):
+        plan, _, steps = random_run(seed, 10**6)
+        found += check_when(plan, steps, min(plan.end, 3 * sum(plan.sizes)))
+    figure(f"200 random runs of three epochs, {found:,} documents: all steps found")
 
 
 def test_when_counts_the_tokens_of_a_document_in_each_row(stores):
@@ -107,7 +115,9 @@ def test_a_document_that_is_not_there_is_refused_with_what_is(stores):
     plan = ps.Plan({name: ps.Windows(store, LENGTH) for name, store in stores.items()})
     second = stores["lines"].origin(1).offset
 
-    with pytest.raises(StoreError, match=rf"at record 3 of lines.txt; the nearest begin at 0 and {second:,}\."):
+    with pytest.raises(
+        StoreError, match=rf"at record 3 of lines.txt; the nearest begin at 0 and {second:,}\."
+    ):
         find_documents(plan, "lines.txt", 3)
     with pytest.raises(StoreError, match=r"nearest begin at [\d,]+\. A record is the byte offset"):
         find_documents(plan, "lines.txt", 10**9)
@@ -153,7 +163,9 @@ def expected_matches(store, text, tokenizer):
 
 
 @pytest.mark.parametrize("block", [3, 50, 1 << 18])
-@pytest.mark.parametrize("text", ["fox", " jumps. the fox", "é", "s 17", "Verse 10.\nVerse 11.", "aa"])
+@pytest.mark.parametrize(
+    "text", ["fox", " jumps. the fox", "é", "s 17", "Verse 10.\nVerse 11.", "aa"]
+)
 def test_a_text_is_found_wherever_it_is(stores, gpt2_chat, monkeypatch, block, text):
     monkeypatch.setattr("penstock.inspect.text._BLOCK_TOKENS", block)
     for name, store in stores.items():

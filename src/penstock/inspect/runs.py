@@ -273,7 +273,9 @@ def _steps(job: TrainingJob, plan: Plan, record: RunRecord | None) -> RunSteps:
             edges += [each.position for each in logged]
         total = total or (len(edges) - 1) or None
     steps = None if rows == "auto" else Steps(rows, start=edges[-1])
-    if steps is not None and total is not None:
+    if steps is None:
+        total = None  # how many rows they have is not known
+    elif total is not None:
         # The data may end before the last step.
         left = max(0, total - len(edges) + 1)
         total = len(edges) - 1 + min(left, steps.count(plan.end, drop_last=True))

@@ -107,6 +107,14 @@ class FingerprintLog:
             stream.write(_line(logged))
         return logged
 
+    def sync(self) -> None:
+        """Force all lines to disk; called before a checkpoint is written."""
+        file = open_regular(self._path, os.O_RDWR)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+
 
 def _line(logged: LoggedStep) -> bytes:
     tokens = {} if logged.tokens is None else {"tokens": f"{logged.tokens:016x}"}

@@ -343,8 +343,8 @@ class _Loop:
         if self.world.is_main:
             configs = {"progress": asdict(self.progress), "model_config": asdict(self.job.model)}
             contents = {**configs, "data": self.loader.state_dict(), **self.learner.state()}
-            # The metrics first: a power cut must not leave a checkpoint without its lines.
-            if self.metrics is not None:
-                self.metrics.sync()
+            # The logs first: a power cut must not leave a checkpoint without its lines.
+            for log in filter(None, (self.metrics, self.fingerprints)):
+                log.sync()
             self.checkpoints.save(self.progress.step, contents)
         self.world.barrier()
