@@ -54,7 +54,10 @@ REACHED_FROM = {
     "cli.build": ["penstock build"],
     "cli.decode": ["penstock decode"],
     "cli.fetch": ["penstock fetch"],
+    "cli.inspect": ["penstock inspect"],
+    "cli.when": ["penstock when"],
     "cli.fetch:_next": ["penstock build"],  # pieces of that command
+    "inspect": ["penstock inspect", "penstock when", "penstock seen"],
     "integrations.batch_size": MODULES,
     "integrations.batches": [*MODULES, "StepLoader", "RowsTrainer"],
     "integrations.hf_datasets": ["LLMDataModule", "build_dataset"],
@@ -120,7 +123,7 @@ TAKES_ALSO = {
     "penstock train": ["DataConfig", "TrainingConfig", "OptimizationConfig"],
 }
 # Functions and arguments of Lightning and transformers.
-FOREIGN = {"Trainer", "per_device_eval_batch_size", "attn_implementation"}
+FOREIGN = {"Trainer", "per_device_eval_batch_size", "attn_implementation", "overfit_batches"}
 # Names of fields in batches and in a tokenizer.json, and an attribute of rows.
 FIELDS = {
     "input_ids",

@@ -246,7 +246,7 @@ def test_a_store_that_changed_after_the_run_is_noticed(here):
         ("nope", TrainError, "nope does not exist"),
         (".", TrainError, r"it has no run.json\. Name one of its runs: "),
         ("empty", TrainError, r"it has no run.json\. Name a recipe"),
-        ("old", TrainError, "Runs of earlier versions of penstock have none"),
+        ("old", TrainError, "Earlier versions wrote none"),
         ("bad", TrainError, r"run.json cannot be used: .*Name the recipe of the run"),
         ("python", TrainError, "was started from Python, without a recipe"),
     ],

@@ -61,6 +61,10 @@ class RunSteps:
         self._later, self.first, self.total, self._limit = steps, first, total, limit
         self._edges = np.array(edges, np.int64)
 
+    def __repr__(self) -> str:
+        total = "no known end" if self.total is None else f"{self.total:,} steps"
+        return f"RunSteps({total}, the first is {self.first}; {self.num_recorded:,} recorded)"
+
     @classmethod
     def of(cls, loader: Loader[object]) -> Self:
         """Return the steps of a loader, which are numbered from 0."""
@@ -208,7 +212,7 @@ def _no_run(path: Path) -> TrainError:
     advice = f"Name one of its runs: {', '.join(runs)}." if runs else "Name a recipe (.toml)."
     why = f"{path} is not the directory of a run: it has no {RECORD_NAME}."
     if (path / "metrics.jsonl").exists():
-        why += " Runs of earlier versions of penstock have none."
+        why += " Earlier versions wrote none."
     return TrainError(f"{why} {advice}")
 
 

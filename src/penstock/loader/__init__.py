@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.loader.dataloader import read_log as read_log
     from penstock.loader.explain import ExplainedRow as ExplainedRow
     from penstock.loader.explain import ExplainedStep as ExplainedStep
+    from penstock.loader.fingerprints import FingerprintLog as FingerprintLog
     from penstock.loader.loader import Loader as Loader
     from penstock.loader.packed import keep_documents_apart as keep_documents_apart
 else:
@@ -30,6 +31,7 @@ else:
             "dataloader": "as_dataloader log_fingerprints read_log",
             "batch_format": "BatchFormat LabelBatch NarrowBatch PairBatch TargetBatch",
             "explain": "ExplainedRow ExplainedStep",
+            "fingerprints": "FingerprintLog",
             "packed": "keep_documents_apart",
         },
     )

@@ -96,6 +96,9 @@ class FingerprintLog:
         # A temporary file that is renamed: a kill leaves the old lines or the new ones.
         write_file(self._path, [_line(each) for each in kept])
 
+    def __repr__(self) -> str:
+        return f"FingerprintLog({str(self._path)!r})"
+
     def add(self, step: int, *spans: tuple[int, int]) -> LoggedStep:
         """Write the line of a step that has read the positions of `spans`, in ascending order."""
         found = [self._reader.fingerprints(*span) for span in spans]

@@ -125,8 +125,7 @@ class _Loop:
 
     def run(self) -> RunResult:
         """Train to the end, and draw the loss curve."""
-        late = self.world.from_main(int(self._is_late()))
-        self.stopping = bool(late and self.progress.step)
+        self.stopping = bool(self.world.from_main(int(self._is_late())) and self.progress.step)
         path, curve = self.job.output / "metrics.jsonl", self.job.output / "curve.svg"
         finished = self._is_over() and self.progress.validated == self.progress.step
         if finished:
@@ -344,7 +343,8 @@ class _Loop:
             configs = {"progress": asdict(self.progress), "model_config": asdict(self.job.model)}
             contents = {**configs, "data": self.loader.state_dict(), **self.learner.state()}
             # The logs first: a power cut must not leave a checkpoint without its lines.
-            for log in filter(None, (self.metrics, self.fingerprints)):
-                log.sync()
+            for log in (self.metrics, self.fingerprints):
+                if log is not None:
+                    log.sync()
             self.checkpoints.save(self.progress.step, contents)
         self.world.barrier()
