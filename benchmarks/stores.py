@@ -38,19 +38,27 @@ def write_array(path, tokens):
         _write(stream, header(tokens.dtype, tokens.shape), tokens, HEADER_BYTES + tokens.nbytes)
 
 
-def write_sparse_store(folder, num_tokens, num_parts):
-    """Write a store of `num_tokens` zeros in `num_parts` parts, which take no space on disk."""
+def write_sparse_store(folder, num_tokens, num_parts, documents=1):
+    """Write a store of `num_tokens` zeros in `num_parts` parts, which take no space on disk.
+
+    Each part has `documents` documents of equal size. The record of a document is its number.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     edges = [num_tokens * number // num_parts for number in range(num_parts + 1)]
     sizes = [stop - start for start, stop in pairwise(edges)]
-    _seal(folder, [_part(folder, number, size, None) for number, size in enumerate(sizes)])
+    parts = [_part(folder, number, size, None, documents) for number, size in enumerate(sizes)]
+    _seal(folder, parts)
 
 
-def _part(folder, number, num_tokens, tokens):
+def _part(folder, number, num_tokens, tokens, documents=1):
+    ends = np.array([num_tokens * (each + 1) // documents for each in range(documents)], "<u8")
+    origin = np.zeros((documents, 2), "<u8")
+    if documents > 1:
+        origin[:, 1] = np.arange(documents) + number * documents
     kinds = {
         "tokens": (np.dtype("<u2"), (num_tokens,), tokens),
-        "bounds": (np.dtype("<u8"), (1,), np.array([num_tokens], "<u8")),
-        "origin": (np.dtype("<u8"), (1, 2), np.zeros((1, 2), "<u8")),
+        "bounds": (np.dtype("<u8"), (documents,), ends),
+        "origin": (np.dtype("<u8"), (documents, 2), origin),
     }
     files = {}
     for kind, (dtype, shape, array) in kinds.items():
@@ -63,7 +71,7 @@ def _part(folder, number, num_tokens, tokens):
         data = header(table.dtype, table.shape) + table.tobytes()
         (folder / part_file(number, "checks")).write_bytes(data)
         files["checks"] = (len(data), digest_bytes(data))
-    return PartRecord(number, 1, num_tokens, files)
+    return PartRecord(number, documents, num_tokens, files)
 
 
 def _write(stream, head, array, size):
@@ -85,10 +93,11 @@ def _write(stream, head, array, size):
 
 
 def _seal(folder, parts):
-    counts = {"documents": len(parts), "tokens": sum(part.num_tokens for part in parts)}
+    documents = sum(part.num_documents for part in parts)
+    counts = {"documents": documents, "tokens": sum(part.num_tokens for part in parts)}
     made = {
         "slices": len(parts),
-        "counts": {"documents": len(parts)},
+        "counts": {"documents": documents},
         "rejects": {"bytes": 0, "sha256": _EMPTY, "reasons": {}},
         "reading": {"format": "auto"},
         "inputs": [{"name": "made", "bytes": 0}],

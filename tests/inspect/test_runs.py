@@ -194,6 +194,19 @@ def test_a_changed_token_is_found_with_its_step_row_and_document(here):
     assert "#" in found.sides[1].text
     assert (found.row, found.column) == (row.number, changed)
     assert difference.note is None
+    places = f"a.txt:{document.record}", f"c.txt:{document.record}"
+    (first,) = difference.documents
+    assert (first.source, first.document, first.places) == ("web", document.document, places)
+
+
+def test_a_longer_document_moves_all_later_rows_and_is_named_itself(here):
+    lines = Path("a.txt").read_text().splitlines(keepends=True)
+    lines[7] = f"Longer {lines[7]}"
+    Path("d.txt").write_text("".join(lines))
+    run("moved", web="d.txt")
+
+    difference = compare_runs("run", "moved").difference
+    assert [each.document for each in difference.documents] == [7]
 
 
 def test_other_orders_lengths_and_batch_sizes_are_compared(here):

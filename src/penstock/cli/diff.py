@@ -63,6 +63,9 @@ def _show_difference(found: "Comparison", difference: "Difference") -> None:
     write(f"  positions {start:,} to {stop - 1:,}: {what}")
     if difference.note is not None:
         write(f"  {difference.note}")
+    for each in difference.documents:
+        place = " and ".join(dict.fromkeys(each.places))
+        write(f"  the first document of {each.source} that differs: {each.document:,} ({place})")
     for row in difference.rows:
         _show_row(found, row)
     if difference.num_rows is not None and difference.num_rows > len(difference.rows):

@@ -9,7 +9,7 @@ different batch sizes can be compared where both end a step. If the runs differ,
 first interval that differs are read again from the stores, and compared token by token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -23,6 +23,7 @@ from penstock.inspect.steps import RowDocument, StepRow, read_rows
 from penstock.loader.explain import RowTokenizers
 from penstock.loader.fingerprints import FILE_NAME, LoggedStep, RowReader, read_fingerprints
 from penstock.paths import expand_user
+from penstock.store.reader import TokenStore
 
 _MODULUS = 2**64
 _MOST_ROWS = 5
@@ -60,6 +61,17 @@ class RowDifference:
 
 
 @dataclass(frozen=True, slots=True)
+class DocumentDifference:
+    """A document that differs between the stores of two runs."""
+
+    source: str
+    document: int
+    """Its number in both stores."""
+    places: tuple[str, str]
+    """Its input file and record in each, as FILE:RECORD."""
+
+
+@dataclass(frozen=True, slots=True)
 class Difference:
     """The first interval in which two runs differ."""
 
@@ -72,6 +84,9 @@ class Difference:
     """How many rows differ; None if they could not be read."""
     rows: tuple[RowDifference, ...]
     """The first ones."""
+    documents: tuple[DocumentDifference, ...]
+    """The first document that differs in the stores of each source. If it has another number of
+    tokens, all rows after it are moved, and differ too."""
     note: str | None
     """Why rows could not be read, or are not those that were read."""
 
@@ -190,7 +205,7 @@ def _difference(kind: Kind, logs: tuple[_Logged, _Logged], span: tuple[int, int]
         runs = [open_run(str(log.path)) for log in logs]
     except (PenstockError, OSError) as error:
         reason = f"The rows that differ cannot be named: {error}"
-        return Difference(kind, span, both, None, (), reason)
+        return Difference(kind, span, both, None, (), (), reason)
     readers = [RowReader(run.plan) for run in runs]
     note: str | None = None
     for log, reader in zip(logs, readers, strict=True):
@@ -202,7 +217,39 @@ def _difference(kind: Kind, logs: tuple[_Logged, _Logged], span: tuple[int, int]
     unlike = (values[0][1] != values[1][1]) | (values[0][0] != values[1][0])
     differing = positions[unlike]
     rows = [_row_difference(runs, each) for each in differing[:_MOST_ROWS].tolist()]
-    return Difference(kind, span, both, len(differing), tuple(rows), note)
+    documents = tuple(_documents(*runs)) if kind == "tokens" else ()
+    return Difference(kind, span, both, len(differing), tuple(rows), documents, note)
+
+
+def _documents(one: OpenedRun, two: OpenedRun) -> Iterator[DocumentDifference]:
+    """Yield the first document that differs in the stores of each source."""
+    for name in [each for each in one.plan.names if each in two.plan.sources]:
+        streams = [run.plan.sources[name].stream for run in (one, two)]
+        if streams[0] is None or streams[1] is None:
+            continue
+        for stores in zip(streams[0].members, streams[1].members, strict=False):
+            if isinstance(stores[0], TokenStore) and isinstance(stores[1], TokenStore):
+                number = _first_unlike(stores[0], stores[1])
+                if number is not None:
+                    origins = [store.origin(number) for store in (stores[0], stores[1])]
+                    first, second = (f"{each.file}:{each.offset}" for each in origins)
+                    yield DocumentDifference(name, number, (first, second))
+                    break
+
+
+def _first_unlike(one: TokenStore, two: TokenStore) -> int | None:
+    """Return the number of the first document whose tokens differ; None if there is none."""
+    before = 0
+    for part, pair in enumerate(zip(one.manifest.parts, two.manifest.parts, strict=False)):
+        files = [[each.files[kind] for kind in ("tokens", "bounds")] for each in pair]
+        if files[0] != files[1]:  # sizes and SHA-256
+            documents = zip(one.part_documents(part), two.part_documents(part), strict=False)
+            for number, (left, right) in enumerate(documents):
+                if not np.array_equal(left, right):
+                    return before + number
+            break  # one part has more documents than the other
+        before += pair[0].num_documents
+    return None
 
 
 def _row_difference(runs: Sequence[OpenedRun], position: int) -> RowDifference:
