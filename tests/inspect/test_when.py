@@ -29,6 +29,7 @@ def brute_force(plan, end):
 
 def check_when(plan, steps, end):
     """Every document of the plan is found where a search through all positions finds it."""
+    end = end if steps.end is None else min(end, steps.end)
     expected = brute_force(plan, end)
     num_documents = 0
     for name, rows in plan.sources.items():

@@ -266,7 +266,8 @@ def when(
     Raises:
         PlanError: the run has no known end, and none was given.
     """
-    end = steps.end if end is None else end
+    # Rows after the last step that is full are not read.
+    end = steps.end if end is None else min(end, end if steps.end is None else steps.end)
     if end is None:
         raise PlanError(
             "The end of this run is not known, and a document occurs in every epoch. Give a number "

@@ -22,13 +22,12 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.digest import derive_key
 from penstock.errors import TrainError
-from penstock.loader.fingerprints import FingerprintLog
+from penstock.loader.fingerprints import FingerprintLog, LoggedStep, RowReader
 from penstock.train import data
 from penstock.train.checkpoint import Checkpoints, locked_output
 from penstock.train.config import TrainingJob
@@ -76,7 +75,7 @@ class _QueuedStep(NamedTuple):
 
     step: int
     results: HostCopy  # loss, norm of the gradient
-    counts: HostCopy  # targets, fingerprint, requests to stop
+    counts: HostCopy  # targets, fingerprints of rows and of tokens, requests to stop
     rate: float  # a fraction of the highest learning rate
     waited: float
 
@@ -96,6 +95,7 @@ class _Loop:
             self.rows = self.config.batch_size
         self.step_rows = data.step_rows(self.config, self.rows, world)
         self.loader = data.training_loader(job, world, self.step_rows)
+        self.reader = RowReader(job.plan)
         self.val_loader = data.validation_loader(job, world, self.rows)
         self.checkpoints = Checkpoints(job.output / "checkpoints", keep_last=self.config.keep_last)
         self.progress = RunProgress(steps=self.config.steps)  # of steps whose loss is known
@@ -211,9 +211,7 @@ class _Loop:
         # All processes must stop after the same step, so requests to stop are summed with the
         # counts of the step.
         stop = self._is_late() + self.stop.is_set() * _STOP_REQUEST
-        # torch has no sums of uint64. Sums of int64 wrap around to the same bits.
-        fingerprint = int(np.uint64(self.loader.fingerprint or 0).astype(np.int64))
-        counts = self.world.put([0, fingerprint, stop])
+        counts = self.world.put([0, *data.step_fingerprints(self.loader, self.reader), stop])
         counts[0] = (batch["targets"] != -100).sum()
         self.world.sum(counts)
         results = self.learner.compute_gradients(data.microbatches(batch, self.rows), counts[0])
@@ -227,7 +225,9 @@ class _Loop:
     def _finish_step(self, queued: _QueuedStep) -> None:
         """Read the numbers of a step, write them to the metrics, and decide whether to stop."""
         loss, norm = queued.results.read()
-        num_targets, fingerprint, stop = queued.counts.read()
+        num_targets, *prints, stop = queued.counts.read()
+        # Fingerprints were summed as signed numbers; the remainders are the unsigned ones again.
+        rows, tokens = (each % 2**64 for each in prints)
         if not math.isfinite(loss + norm):
             self._on_nonfinite(queued.step, loss, norm)
         self.progress = replace(
@@ -243,16 +243,16 @@ class _Loop:
         if self.progress.steps is None and self.throughput.num_steps == Throughput.TIMED_STEPS:
             self._plan_steps()
         learning_rate = self.job.optimization.learning_rate * queued.rate
-        # The fingerprint was summed as a signed number; the remainder is the unsigned one again.
         values = {
             "rate": queued.rate,
             "learning_rate": learning_rate,
             "tokens_per_second": round(self.throughput.tokens_per_second, 1),
-            "fingerprint": fingerprint % 2**64,
+            "fingerprint": rows,
         }
         self._record("step", loss=loss, norm=norm, waited=round(queued.waited, 6), **values)
         if self.fingerprints is not None:
-            self.fingerprints.add(queued.step, self._span(queued.step))
+            position = self._span(queued.step)[1]
+            self.fingerprints.write(LoggedStep(queued.step, position, rows, tokens))
         if self.world.is_main:
             self.log(self.throughput.report(self.progress, learning_rate))
 
