@@ -159,6 +159,12 @@ def test_steps_of_a_resumed_run_with_another_batch_size_are_those_it_took(here):
     assert [found.steps.span(step) for step in (6, 7, 9)] == [(20, 24), (24, 32), (40, 48)]
     assert [found.steps.at(each) for each in (23, 24, 47)] == [6, 7, 9]
     assert open_run(str(output), {"training.steps": 11}).steps.span(11) == (56, 64)
+    wider = open_run("ramp.toml", {"training.steps": 11, "training.batch_size": 2})
+    assert [wider.steps.span(step) for step in (9, 10)] == [(40, 48), (48, 50)]
+    path = output / "run.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "world_size": 3, "global_batch_size": 24}))
+    assert open_run(str(output), {"training.steps": 11}).steps.span(10) == (48, 72)
 
 
 def test_runs_of_the_same_recipe_are_identical_on_every_step(here):
@@ -250,6 +256,18 @@ def test_a_store_that_changed_after_the_run_is_noticed(here):
             open_run("rebuilt")
     finally:
         Path("a.kept").rename("a.txt")
+
+
+def test_a_run_that_names_a_text_reads_and_writes_nothing(here):
+    record = json.loads(Path("run/run.json").read_text())
+    record["recipe"]["data"]["sources"]["web"]["train"] = "secret.txt"
+    Path("secret.txt").write_text("a secret\n" * 60)
+    Path("hostile").mkdir()
+    Path("hostile/run.json").write_text(json.dumps(record))
+
+    with pytest.raises(TrainError, match=r"secret.txt, which hostile.run.json names, is not a st"):
+        open_run("hostile")
+    assert [each.name for each in Path("hostile").iterdir()] == ["run.json"]
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,8 @@ def open_run(
             raise _no_run(path)
         recipe = choose_recipe(source, changes or {}, None, lambda event: report(str(event)))
     recipe = replace(recipe, data=_built(recipe.data, recipe.output))
+    if record is not None:
+        _refuse_text(recipe.data, recipe.output)
     job = open_job(recipe, lambda event: report(str(event)))
     plan = job.plan
     assert isinstance(plan, Plan)  # `_built` has removed `stream`
@@ -265,12 +267,30 @@ def _built(data: DataConfig, output: Path) -> DataConfig:
     return replace(data, train=train, val=built(data.val, "val"), sources=sources)
 
 
+def _refuse_text(data: DataConfig, run: Path) -> None:
+    """Raise if some data of a run is not a store: run.json may come from somebody else.
+
+    A text that it names would be read and copied into the directory of the run.
+    """
+    paths = [data.train, data.val, *(each.train for each in data.sources.values())]
+    for path in paths:
+        if path is not None and store_sides(expand_user(path)) is None:
+            raise TrainError(
+                f"{path}, which {run / RECORD_NAME} names, is not a store, and {run} has no store "
+                "built from it. Restore the store, or name the recipe of the run."
+            )
+
+
 def _steps(job: TrainingJob, plan: Plan, record: RunRecord | None) -> RunSteps:
     training = job.training
     rows = training.global_batch_size or training.batch_size
     edges, total = [0], training.steps
     if record is not None:
-        rows = record.global_batch_size
+        # As a run that resumes would: the settings of now, on as many processes as before.
+        if rows == "auto":
+            rows = record.global_batch_size
+        elif training.global_batch_size is None:
+            rows *= record.world_size
         logged = list(read_fingerprints(job.output / LOG_NAME))
         # A log that begins later does not say where its first step begins.
         if [each.step for each in logged] == list(range(1, len(logged) + 1)):
