@@ -20,6 +20,7 @@ from penstock.errors import PlanError, TrainError
 from penstock.loader.fingerprints import FILE_NAME as LOG_NAME
 from penstock.loader.fingerprints import LoggedStep, read_fingerprints
 from penstock.loader.loader import Loader
+from penstock.order.integers import END
 from penstock.order.plan import Plan
 from penstock.order.steps import Steps
 from penstock.paths import expand_user
@@ -299,7 +300,7 @@ def _steps(job: TrainingJob, plan: Plan, record: RunRecord | None) -> RunSteps:
     steps = None if rows == "auto" else Steps(rows, start=edges[-1])
     if steps is None:
         total = None  # how many rows they have is not known
-    elif total is not None:
+    elif total is not None and plan.end < END:
         # The data may end before the last step.
         left = max(0, total - len(edges) + 1)
         total = len(edges) - 1 + min(left, steps.count(plan.end, drop_last=True))
