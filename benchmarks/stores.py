@@ -7,6 +7,7 @@ sees zeros. So a store of 10^12 tokens fits on a laptop.
 import hashlib
 import json
 import os
+from itertools import pairwise
 
 import numpy as np
 
@@ -70,23 +71,40 @@ def write_sparse_store(folder, part_tokens, num_parts):
     _seal(folder, parts if num_parts > MOST_LISTED else list(parts))
 
 
-def _part(folder, number, num_tokens, tokens):
+def write_sparse_documents(folder, num_tokens, num_parts, documents):
+    """Write a store of `num_tokens` zeros in `num_parts` parts, whose tokens take no space.
+
+    Each part has `documents` documents of equal size. The record of a document is its number.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    edges = [num_tokens * number // num_parts for number in range(num_parts + 1)]
+    sizes = [stop - start for start, stop in pairwise(edges)]
+    parts = [_part(folder, number, size, None, documents) for number, size in enumerate(sizes)]
+    _seal(folder, parts)
+
+
+def _part(folder, number, num_tokens, tokens, documents=1):
+    ends = np.array([num_tokens * (each + 1) // documents for each in range(documents)], "<u8")
+    origin = np.zeros((documents, 2), "<u8")
+    if documents > 1:
+        origin[:, 1] = np.arange(documents) + number * documents
     kinds = {
         "tokens": (np.dtype("<u2"), (num_tokens,), tokens),
-        "bounds": (np.dtype("<u8"), (1,), np.array([num_tokens], "<u8")),
-        "origin": (np.dtype("<u8"), (1, 2), np.zeros((1, 2), "<u8")),
+        "bounds": (np.dtype("<u8"), (documents,), ends),
+        "origin": (np.dtype("<u8"), (documents, 2), origin),
     }
     files = {}
     for kind, (dtype, shape, array) in kinds.items():
         size = HEADER_BYTES + int(np.prod(shape)) * dtype.itemsize
         with (folder / part_file(number, kind)).open("wb") as stream:
             files[kind] = (size, _write(stream, header(dtype, shape), array, size))
-    sums = [block_sums((folder / part_file(number, kind)).read_bytes()) for kind in kinds]
-    table = np.concatenate(sums).astype("<u4")
-    data = header(table.dtype, table.shape) + table.tobytes()
-    (folder / part_file(number, "checks")).write_bytes(data)
-    files["checks"] = (len(data), digest_bytes(data))
-    return PartRecord(number, 1, num_tokens, files)
+    if tokens is not None:  # zeros that are not written have no checksums either
+        sums = [block_sums((folder / part_file(number, kind)).read_bytes()) for kind in kinds]
+        table = np.concatenate(sums).astype("<u4")
+        data = header(table.dtype, table.shape) + table.tobytes()
+        (folder / part_file(number, "checks")).write_bytes(data)
+        files["checks"] = (len(data), digest_bytes(data))
+    return PartRecord(number, documents, num_tokens, files)
 
 
 def _write(stream, head, array, size):
@@ -108,9 +126,10 @@ def _write(stream, head, array, size):
 
 
 def _seal(folder, parts):
+    documents = counts(parts)["documents"]
     made = {
         "slices": len(parts),
-        "counts": {"documents": len(parts)},
+        "counts": {"documents": documents},
         "rejects": {"bytes": 0, "sha256": _EMPTY, "reasons": {}},
         "reading": {"format": "auto"},
         "inputs": [{"name": "made", "bytes": 0}],

@@ -55,7 +55,10 @@ REACHED_FROM = {
     "cli.decode": ["penstock decode"],
     "cli.tasks": ["penstock build"],
     "cli.fetch": ["penstock fetch"],
+    "cli.inspect": ["penstock inspect"],
+    "cli.when": ["penstock when"],
     "cli.fetch:_next": ["penstock build"],  # pieces of that command
+    "inspect": ["penstock inspect", "penstock when", "penstock seen"],
     "integrations.batch_size": MODULES,
     "integrations.batches": [*MODULES, "StepLoader", "RowsTrainer"],
     "integrations.hf_datasets": ["LLMDataModule", "build_dataset"],
@@ -128,6 +131,7 @@ TAKES_ALSO = {
 }
 # Functions and arguments of Lightning, transformers and torch.
 FOREIGN = {"Trainer", "per_device_eval_batch_size", "attn_implementation", "mesh_dim_names"}
+FOREIGN |= {"overfit_batches"}
 # Names of fields in batches and in a tokenizer.json, and an attribute of rows.
 FIELDS = {
     "input_ids",

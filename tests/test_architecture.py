@@ -50,6 +50,8 @@ MAY_IMPORT = {
     "train": BASE
     | {"store", "remote", "order", "rows", "streaming", "loader", "recipe", "integrations", "cli"},
     "recipe": BASE | {"train"},
+    # It opens the data of a recipe as the trainer does, and has nothing to do with a terminal.
+    "inspect": BASE | {"tokenize", "store", "order", "rows", "loader", "recipe", "train"},
 }
 WITHOUT_TORCH = ["errors", "digest", "sources", "tokenize", "chat", "store", "order", "transforms"]
 WITHOUT_TORCH += ["streaming", "remote"]

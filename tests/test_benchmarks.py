@@ -53,6 +53,13 @@ def test_loader_measures_each_case_and_names_those_it_cannot(tmp_path):
         assert "not measured: LitData: litdata is not installed" in shown
 
 
+def test_inspect_runs_measures_both_commands(tmp_path):
+    shown = run("inspect_runs.py", "--tokens", 10**6, "--folder", tmp_path)
+
+    assert "inspect        median" in shown
+    assert "when           median" in shown
+
+
 def test_scale_goes_through_its_sizes(tmp_path):
     size = ("--tokens", 10**6, "--parts", 20, "--sources", 4, "--records", 20, "--steps", 2)
 

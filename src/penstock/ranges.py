@@ -63,3 +63,15 @@ def group_rows(numbers: Integers | Indices) -> Iterator[tuple[int, Indices | sli
     grouped = numbers[order]
     for rows in np.split(order, np.flatnonzero(grouped[1:] != grouped[:-1]) + 1):
         yield int(numbers[rows[0]]), rows
+
+
+def checked_rows(samples: Integers, num_rows: int) -> Integers:
+    """Return row numbers as an array; raise IndexError unless all are in [0, num_rows)."""
+    numbers = np.asarray(samples, np.int64)
+    # As unsigned integers, negative numbers are larger than any `num_rows`.
+    if len(numbers) and numbers.view(np.uint64).max() >= num_rows:
+        raise IndexError(
+            f"rows {numbers.min():,} to {numbers.max():,} were requested, but there are "
+            f"{num_rows:,} rows, numbered from 0"
+        )
+    return numbers

@@ -43,7 +43,15 @@ def test_a_text_file_is_all_it_takes(invoke, text, tmp_path):
         assert line in shown
     assert "guessed data.length" not in shown  # it was given
     left = {path.name for path in (tmp_path / "runs" / "input").iterdir()}
-    assert left == {"checkpoints", "curve.svg", "metrics.jsonl", "sample.txt", "stores"}
+    assert left == {
+        "checkpoints",
+        "curve.svg",
+        "fingerprints.jsonl",
+        "metrics.jsonl",
+        "run.json",
+        "sample.txt",
+        "stores",
+    }
 
 
 def test_the_same_command_finds_it_finished(run_json, text):

@@ -16,7 +16,11 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from penstock.integrations.lightning import LLMDataModule, LocalOpenWebTextDataModule
+from penstock.integrations.lightning import (
+    FingerprintCallback,
+    LLMDataModule,
+    LocalOpenWebTextDataModule,
+)
 from penstock.sources.slices import cut
 
 warnings.filterwarnings("ignore")
@@ -107,7 +111,7 @@ def main():
         devices=options.devices,
         strategy="ddp" if options.devices > 1 else "auto",
         max_epochs=options.epochs,
-        callbacks=[saver],
+        callbacks=[saver, FingerprintCallback(options.out)],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,

@@ -27,6 +27,7 @@ from penstock.integrations.huggingface import (
     hf_tokenizer,
 )
 from penstock.integrations.stores import StoreSettings, store_of
+from penstock.loader.fingerprints import RowReader, read_fingerprints
 from penstock.tokenize.definition import find_definition
 from penstock.tokenize.tokenizer import load_tokenizer
 from penstock.transforms import TokenDropout, Transformed
@@ -303,6 +304,30 @@ def test_a_trainer_that_was_stopped_goes_on_with_the_same_losses(windows, tmp_pa
     whole, stopped, resumed = (numbers_of(line) for line in done.stdout.splitlines()[-3:])
     assert len(whole) > len(stopped) > 0
     assert stopped + resumed == whole
+    logs = [tmp_path / name / "fingerprints.jsonl" for name in ("whole", "stopped")]
+    assert logs[0].read_bytes() == logs[1].read_bytes()
+    rows = Windows(windows.stream, 16)  # those of the script, with the seed of transformers
+    reader = RowReader(StepLoader(rows, 8, seed=42).source.plan)
+    lines = list(read_fingerprints(logs[0]))
+    assert len(lines) == len(whole)
+    starts = [0, *(each.position for each in lines[:-1])]
+    for start, each in zip(starts, lines, strict=True):
+        assert reader.fingerprints(start, each.position) == (each.rows, each.tokens)
+
+
+@pytest.mark.parametrize(("batches", "drop_last"), [(1, False), (3, False), (4, True)])
+def test_the_positions_of_optimizer_steps_are_those_that_a_loop_reads(windows, batches, drop_last):
+    loader = StepLoader(windows, 4, drop_last=drop_last)
+    read = []
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        ends = [loader.state_dict()["position"] for _ in loader]
+        starts = [epoch * len(windows), *ends[:-1]]
+        # With drop_last, the position after the last step is the end of the epoch.
+        pairs = [(start, min(end, start + 4)) for start, end in zip(starts, ends, strict=True)]
+        read += [pairs[first : first + batches] for first in range(0, len(pairs), batches)]
+    for step, spans in enumerate(read, start=1):
+        assert loader.spans(step, batches) == spans
 
 
 def numbers_of(line):

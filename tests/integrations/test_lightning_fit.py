@@ -1,6 +1,7 @@
 """Lightning's Trainer, killed in mid-epoch and resumed on another number of processes."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,15 @@ def test_a_killed_run_goes_on_exactly_on_two_processes(tmp_path):
     after = runs.steps(resumed)
     assert sorted(after) == list(range(6, 24))
     assert {**before, **after} == expected
+    one, two = (
+        [json.loads(line) for line in (out / "fingerprints.jsonl").read_text().splitlines()]
+        for out in (first, resumed)
+    )
+    # Steps 7 and 8 were trained twice: by one process that was killed, then by two.
+    assert one[step:] == two[: len(one) - step]
+    assert len(one) == 8
+    assert [each["step"] for each in one[:step] + two] == list(range(1, 25))
+    assert two[12 - step - 1]["position"] == 90  # the end of the first epoch
     validated = [
         line for path in resumed.glob("val*.jsonl") for line in path.read_text().splitlines()
     ]

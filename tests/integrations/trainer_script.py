@@ -13,6 +13,7 @@ import transformers
 
 from penstock import Windows
 from penstock.integrations.huggingface import RowsTrainer
+from penstock.integrations.trainer_callback import FingerprintTrainerCallback
 
 warnings.filterwarnings("ignore")
 transformers.logging.set_verbosity_error()
@@ -51,7 +52,7 @@ def losses(folder, rows, *, stop=False, resume=False):
         model=transformers.GPT2LMHeadModel(config),
         args=args,
         train_rows=rows,
-        callbacks=[Stop()] if stop else [],
+        callbacks=[FingerprintTrainerCallback(), *([Stop()] if stop else [])],
     )
     checkpoint = str(Path(folder) / f"checkpoint-{STOP}") if resume else None
     trainer.train(resume_from_checkpoint=checkpoint)

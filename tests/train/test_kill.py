@@ -157,6 +157,8 @@ def losses_of_two_and_one(store, folder, *, tolerance, **how):
     pairs = list(zip(*steps, strict=True))
     assert [one["fingerprint"] for one, _ in pairs] == [two["fingerprint"] for _, two in pairs]
     assert len({one["fingerprint"] for one, _ in pairs}) == len(pairs) == 40
+    logs = [(output / "fingerprints.jsonl").read_bytes() for output in (both, alone)]
+    assert logs[0] == logs[1]
     assert max(abs(one["loss"] - two["loss"]) for one, two in pairs) < tolerance
     vals = [
         {line["step"]: line["val_loss"] for line in recorded(output) if line["kind"] == "val"}

@@ -17,6 +17,7 @@ import torch
 
 import penstock as ps
 from penstock.errors import PlanError, ResumeError, TrainError
+from penstock.loader.fingerprints import read_fingerprints
 from penstock.train import (
     Learner,
     OptimizationConfig,
@@ -75,6 +76,9 @@ def test_the_fingerprints_are_those_of_the_plan(job):
     right = [loader.fingerprint for _, _ in zip(range(12), loader, strict=False)]
 
     assert [each["fingerprint"] for each in lines(made)] == right
+    logged = list(read_fingerprints(made.output / "fingerprints.jsonl"))
+    assert [each.rows for each in logged] == right
+    assert [each.step for each in logged] == [each["step"] for each in lines(made)]
 
 
 def test_parts_of_a_step_are_added_up_to_the_same_step(job):

@@ -27,15 +27,19 @@ from penstock.cli.check import check_command
 from penstock.cli.copy import copy_command
 from penstock.cli.decode import decode_command
 from penstock.cli.demo import demo_command
+from penstock.cli.diff import diff_command
 from penstock.cli.fetch import fetch_command
 from penstock.cli.info import info_command
+from penstock.cli.inspect import inspect_command
 from penstock.cli.merge import merge_command
 from penstock.cli.plan import plan_command
 from penstock.cli.repair import repair_command
+from penstock.cli.seen import seen_command
 from penstock.cli.terminal import message_of, notes_of, print_error
 from penstock.cli.tokenizer import app as tokenizer_app
 from penstock.cli.train import train_command
 from penstock.cli.verify import verify_command
+from penstock.cli.when import when_command
 from penstock.errors import PenstockError
 
 # As in a shell: 128 + 2, the number of SIGINT.
@@ -102,7 +106,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Start with: penstock demo",
 )
-# In the order of `penstock --help`: building and inspecting stores, then training.
+# In the order of `penstock --help`: building and inspecting stores, training, inspecting runs.
 for _command in (
     build_command,
     info_command,
@@ -116,6 +120,10 @@ for _command in (
     check_command,
     plan_command,
     train_command,
+    inspect_command,
+    when_command,
+    seen_command,
+    diff_command,
     demo_command,
 ):
     # The name of a command is that of its function: build_command is `penstock build`.

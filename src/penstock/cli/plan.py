@@ -1,14 +1,17 @@
 """`penstock plan`: the data that a training run would read."""
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from penstock.cli import options
-from penstock.cli.terminal import print_json, write
+from penstock.cli.options import option
+from penstock.cli.terminal import aligned, console, print_json, visible, write
 from penstock.cli.train import BatchSize, MaxLength, Settings, Source, TrainFile, ValFile
+from penstock.cli.units import count_text, size_text
 
 if TYPE_CHECKING:
-    from penstock.train import TrainingJob
+    from penstock.inspect import Forecast, OpenedRun
+
+_BAR = 20  # columns of the longest bar
 
 
 def plan_command(
@@ -18,15 +21,20 @@ def plan_command(
     batch_size: BatchSize = None,
     max_length: MaxLength = None,
     settings: Settings = None,
+    quick: Annotated[
+        bool, option("Do not measure how fast this machine prepares batches.", None, "--quick")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show the sources, rows, tokens, weights and epochs of a run.
+    """Show the sources, rows, tokens, weights and epochs of a run, without starting it.
 
-    Text is first built into stores, as in penstock train.
+    Text is first built into stores, as in penstock train. The numbers of rows are exact: they are
+    computed by the code that a run uses. The speed is measured for half a second.
 
     penstock plan recipe.toml
     """
-    from penstock.train.command import choose_recipe, open_job, recipe_changes
+    from penstock.inspect import forecast, open_run
+    from penstock.train.command import recipe_changes
 
     changes = recipe_changes(
         settings or [],
@@ -37,34 +45,87 @@ def plan_command(
     )
 
     # With --json, stdout must hold one JSON object and nothing else.
-    def log(event: object) -> None:
+    def log(event: str) -> None:
         if not as_json:
-            write(str(event))
+            write(event)
 
-    recipe = choose_recipe(source, changes, None, log)
-    if recipe.data.stream:  # a finished store has the same rows in the same order
-        recipe = replace(recipe, data=replace(recipe.data, stream=False, shuffle="part"))
-    job = open_job(recipe, log)
-    rows = _run_rows(job)
+    run = open_run(source, changes, log, guess=True)
+    found = forecast(run, measured=not quick)
     if as_json:
-        print_json({**job.plan.describe(), "digest": job.plan.digest, "run_rows": rows})
+        rows = None if found.steps is None else found.rows
+        described = {**run.plan.describe(), "digest": run.plan.digest, "run_rows": rows}
+        print_json({**described, "forecast": found.to_json()})
         return
-    write(job.plan.tree(rows))
-    if job.val is not None:
+    _show(run, found)
+
+
+def _show(run: "OpenedRun", found: "Forecast") -> None:
+    from penstock.train.command import NO_VALIDATION
+
+    write(run.plan.tree(found.rows))
+    job = run.job
+    if job.val is None:
+        write(NO_VALIDATION)
+    else:
         used = min(len(job.val), job.training.val_rows)
         write(f"validation: {used:,} of {len(job.val):,} rows, the same every time")
-    if rows is not None:
+    if found.steps is not None:
         # Packs and documents may have padding, so the number of targets can be lower.
-        tokens = f"{job.model.length:,} inputs, {rows * job.model.length:,} in total"
-        write(f"the run: {job.training.steps:,} steps, {rows:,} rows of {tokens}")
+        tokens = f"{job.model.length:,} inputs, {found.rows * job.model.length:,} in total"
+        write(f"the run: {found.steps:,} steps, {found.rows:,} rows of {tokens}")
+    _show_sources(found)
+    if len(found.sources) > 1 and found.intervals:
+        _show_intervals(found)
+    write("")
+    disk = (
+        f"stores {size_text(found.store_bytes)}, a checkpoint {size_text(found.checkpoint_bytes)}"
+    )
+    write(f"disk: {disk}; memory to read the data: about {size_text(found.memory_bytes)}")
+    if found.speed is not None:
+        speed, needed = found.speed.tokens_per_second, found.speed.gpu_tokens_per_second
+        write(
+            f"speed: this machine prepares {count_text(speed)} tokens/s; one {found.speed.gpu} at "
+            f"half its peak needs {count_text(needed)}"
+        )
+    for warning in found.warnings:
+        console().print(visible(f"warning: {warning}"), style="yellow", soft_wrap=True)
 
 
-def _run_rows(job: "TrainingJob") -> int | None:
-    """The rows of the whole run; None if the recipe does not determine them."""
-    config = job.training
-    # "auto" is decided on the device, and `max_minutes` by the speed of the first steps.
-    rows = config.global_batch_size or config.batch_size
-    if config.steps is None or rows == "auto":
-        return None
-    # The data may end before the last step.
-    return min(config.steps * rows, job.plan.end)
+def _show_sources(found: "Forecast") -> None:
+    """Print a table of the tokens of each source over the run."""
+    write("")
+    table = [["", "epochs", "repeats from", "targets", "trained on", "padding", "split", "cut"]]
+    for each in found.sources:
+        repeats = "-" if each.repeats_from is None else f"step {each.repeats_from:,}"
+        table.append(
+            [
+                each.source,
+                f"{each.epochs:,.2f}",
+                repeats,
+                "?" if each.run_tokens is None else f"{each.run_tokens:,}",
+                "?" if each.trained_tokens is None else f"{each.trained_tokens:,}",
+                f"{each.padding:.2%}",
+                f"{each.split_documents:,}",
+                f"{each.cut_documents:,}",
+            ]
+        )
+    for line in aligned(table):
+        write(line)
+
+
+def _show_intervals(found: "Forecast") -> None:
+    """Print the shares of the sources over the run, as bars."""
+    write("")
+    names = [each.source for each in found.sources]
+    widest = max(map(len, names))
+    for each in found.intervals:
+        total = max(1, sum(each.rows.values()))
+        write(f"steps {each.first_step:,} to {each.last_step:,}, {total:,} rows")
+        for name in names:
+            share = each.rows[name] / total
+            bar = "█" * round(_BAR * share)
+            write(f"  {name.ljust(widest)}  {share:7.2%}  {bar}")
+        if all(one.rows == each.rows for one in found.intervals):
+            if len(found.intervals) > 1:
+                write("  the same in all later steps of the run")
+            break

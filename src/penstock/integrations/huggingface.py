@@ -216,6 +216,19 @@ class StepLoader(DataLoader[LabelBatch]):
             yield batch
         steps.start = start + len(self.source.plan)  # the next epoch, unless set_epoch is called
 
+    def spans(self, step: int, batches: int = 1) -> list[tuple[int, int]]:
+        """Return the positions of each batch of an optimizer step, on all ranks together.
+
+        Args:
+            step: The number of the step, from 1. The last one of an epoch may have fewer batches.
+            batches: The batches of a step: `gradient_accumulation_steps`.
+        """
+        epoch, number = divmod(step - 1, -(-len(self) // batches))
+        cuts, start = self._steps.cuts, epoch * len(self.source.plan)
+        inside = range(number * batches, min((number + 1) * batches, len(self)))
+        begins = [cuts.after(start, each) for each in inside]
+        return [(begin, begin + cuts.rows(begin)) for begin in begins]
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch; in a resumed epoch, steps that were trained are still skipped."""
         self._steps.set_epoch(epoch)

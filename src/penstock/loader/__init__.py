@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.loader.dataloader import read_log as read_log
     from penstock.loader.explain import ExplainedRow as ExplainedRow
     from penstock.loader.explain import ExplainedStep as ExplainedStep
+    from penstock.loader.fingerprints import FingerprintLog as FingerprintLog
     from penstock.loader.loader import Loader as Loader
     from penstock.loader.mesh import MeshRoles as MeshRoles
     from penstock.loader.packed import keep_documents_apart as keep_documents_apart
@@ -31,6 +32,7 @@ else:
             "dataloader": "as_dataloader log_fingerprints read_log",
             "batch_format": "BatchFormat LabelBatch NarrowBatch PairBatch TargetBatch",
             "explain": "ExplainedRow ExplainedStep",
+            "fingerprints": "FingerprintLog",
             "mesh": "MeshRoles",
             "packed": "keep_documents_apart",
         },

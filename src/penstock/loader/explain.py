@@ -10,6 +10,7 @@ it was trained on.
 """
 
 from dataclasses import dataclass
+from html import escape
 from typing import NamedTuple
 
 from penstock.loader.run import AnyPlan
@@ -66,6 +67,21 @@ class ExplainedStep:
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        """Return a table of the rows, for notebooks; all text is escaped."""
+        heads = "".join(f"<th>{name}</th>" for name in ("position", "source", "epoch", "row"))
+        lines = []
+        for row in self.rows:
+            cells = f"{row.position:,}", row.source, f"{row.epoch:,}", f"{row.sample:,}"
+            origins = "<br>".join(escape(str(each)) for each in row.origins)
+            text = escape(" ".join(map(str, row.tokens)) if row.text is None else row.text)
+            place = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+            style = "white-space: pre-wrap; text-align: left"
+            lines.append(f'<tr>{place}<td>{origins}</td><td style="{style}">{text}</td></tr>')
+        heads += "<th>documents</th><th>text</th>"
+        caption = f"step {self.step:,}, {len(self.rows):,} rows"
+        return f"<table><caption>{caption}</caption><tr>{heads}</tr>{''.join(lines)}</table>"
+
 
 def explain_step(
     plan: AnyPlan, step: int, positions: Integers, tokenizer: object = None
@@ -81,7 +97,7 @@ def explain_step(
     real = positions[positions != PADDING]
     sources, epochs, samples = plan.locate(real)
     rows = []
-    tokenizers: dict[str, Tokenizer | None] = {}
+    tokenizers = RowTokenizers(plan, tokenizer)
     for each in range(len(real)):
         name = plan.names[int(sources[each])]
         chosen = slice(each, each + 1)
@@ -91,17 +107,33 @@ def explain_step(
         fields = source.read_epochs(samples[chosen], epochs[chosen])
         (start,), (stop,) = token_spans(fields)
         tokens = fields["tokens"][0, start:stop]
-        if name not in tokenizers:  # to load one may take a second
-            tokenizers[name] = _tokenizer_of(source, tokenizer)
-        known = tokenizers[name]
+        known = tokenizers.of(name)
         text = None if known is None else known.decode(tokens)
         place = int(real[each]), name, int(epochs[each]), int(samples[each])
         rows.append(ExplainedRow(*place, tokens, text, source.origins(place[3])))
     return ExplainedStep(step, tuple(rows))
 
 
-def _tokenizer_of(rows: Rows, tokenizer: object) -> Tokenizer | None:
-    for member in rows.stream.members if rows.stream is not None else ():
-        if isinstance(member, TokenStore):
-            return tokenizer_of(member.manifest, tokenizer)
-    return None if tokenizer is None else load_tokenizer(tokenizer)
+class RowTokenizers:
+    """The tokenizers of a plan's sources, each loaded when it is first needed.
+
+    Args:
+        plan: The plan.
+        given: The tokenizer of the sources; None if it is found by the digest in their stores.
+    """
+
+    def __init__(self, plan: AnyPlan, given: object = None) -> None:
+        self._plan, self._given = plan, given
+        self._found: dict[str, Tokenizer | None] = {}
+
+    def of(self, name: str) -> Tokenizer | None:
+        """Return the tokenizer of a source; None if it is of a bare token file."""
+        if name not in self._found:  # to load one may take a second
+            self._found[name] = self._load(self._plan.sources[name])
+        return self._found[name]
+
+    def _load(self, rows: Rows) -> Tokenizer | None:
+        for member in rows.stream.members if rows.stream is not None else ():
+            if isinstance(member, TokenStore):
+                return tokenizer_of(member.manifest, self._given)
+        return None if self._given is None else load_tokenizer(self._given)

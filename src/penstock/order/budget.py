@@ -153,7 +153,11 @@ class Budget:
         return self.sources[source].origins(sample)
 
     def positions_of(
-        self, source: str, sample: int, epoch: int | None = None, before: int | None = None
+        self,
+        source: str,
+        sample: int | Integers,
+        epoch: int | None = None,
+        before: int | None = None,
     ) -> Integers:
         """Return the positions that hold a sample; see `Plan.positions_of`."""
         limit = None if before is None or before < 1 else self._at(self._start(before - 1)).stop

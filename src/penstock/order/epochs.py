@@ -22,6 +22,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.digest import derive_key
 from penstock.order.integers import END, Integers, label_pairs
@@ -226,8 +227,9 @@ class EpochOrder:
             sources[tail], epochs[tail], samples[tail] = resolved
         return sources, epochs, samples
 
-    def positions_of(self, source: int, sample: int, epochs: Integers) -> Integers:
-        """Return the positions of a sample in these epochs, without epochs that do not have it."""
+    def positions_of(self, source: int, samples: npt.ArrayLike, epochs: Integers) -> Integers:
+        """Return the positions of samples, each in its epoch, without epochs that lack it."""
+        numbers = np.broadcast_to(np.asarray(samples, dtype=np.int64), epochs.shape)
         found = [np.empty(0, dtype=np.int64)]
         for number, segment in enumerate(self.segments):
             if source not in segment.sources:
@@ -236,13 +238,12 @@ class EpochOrder:
             first = segment.epochs[source]
             begun = -(-(self._stops[number] - segment.start) // segment.size)  # rounded up
             # Only the epochs that begin in this segment; others are found in other segments.
-            passes = epochs[(epochs >= first) & (epochs < first + begun)] - first
-            orders = self._orders(np.arange(len(passes)), np.full_like(passes, number), passes)
-            inside = self._arrangement.map(
-                np.full_like(passes, first_row + sample), orders, inverse=True
-            )
+            here = (epochs >= first) & (epochs < first + begun)
+            passes = epochs[here] - first
+            orders = self._orders(*label_pairs(np.full_like(passes, number), passes))
+            inside = self._arrangement.map(first_row + numbers[here], orders, inverse=True)
             positions = segment.start + passes * segment.size + inside
-            # At most one row: only one pass of a segment is cut, the pass that a source joins.
+            # Few rows: only one pass of a segment is cut, the pass that a source joins.
             for row in np.flatnonzero(positions >= self._stops[number]).tolist():
                 positions[row] = self._follow(number, int(inside[row]))
             found.append(positions)

@@ -23,6 +23,7 @@ from penstock.order import arguments
 from penstock.order.arguments import Caps
 from penstock.order.epochs import EpochOrder
 from penstock.order.integers import END, Integers, as_unsigned
+from penstock.order.outlook import SourceOutlook, find_outlook
 from penstock.order.schedule import Schedule
 from penstock.order.shuffle import Block, Domain, Mode, Sources, mode_to_json, needs_parts
 from penstock.order.tree import draw_tree
@@ -198,13 +199,17 @@ class Plan:
         return self.sources[source].origins(sample)
 
     def positions_of(
-        self, source: str, sample: int, epoch: int | None = None, before: int | None = None
+        self,
+        source: str,
+        sample: int | Integers,
+        epoch: int | None = None,
+        before: int | None = None,
     ) -> Integers:
         """Return the positions that hold a sample, one per epoch: the inverse of `locate`.
 
         Args:
             source: The name of the source.
-            sample: The number of a row in this source.
+            sample: The number of a row in this source; or several, as an array.
             epoch: Only this epoch of the source.
             before: Only positions below this one. Optional if an epoch is given, or if the plan
                 has an end.
@@ -215,10 +220,13 @@ class Plan:
             )
         number = self.names.index(source)
         size = self.sizes[number]
-        if not 0 <= sample < size:
+        samples = np.atleast_1d(np.asarray(sample, dtype=np.int64))
+        wrong = samples[(samples < 0) | (samples >= size)].tolist()
+        if wrong:
             raise PlanError(
-                f'Source "{source}" has no row {sample:,}; its {size:,} rows are numbered from 0.'
+                f'Source "{source}" has no row {wrong[0]:,}; its {size:,} rows are numbered from 0.'
             )
+        shown = f"Row {samples[0]:,}" if samples.size == 1 else f"Each of {samples.size:,} rows"
         if before is None:
             before = self.end
         if epoch is not None:
@@ -227,18 +235,19 @@ class Plan:
             epochs = np.array([epoch], dtype=np.int64)
         elif before < END:
             num_epochs = self._layout.num_epochs(number, min(before, self.end))
-            if num_epochs > _MOST_EPOCHS:
+            if num_epochs * samples.size > _MOST_EPOCHS:
                 raise PlanError(
-                    f'Row {sample:,} of "{source}" occurs {num_epochs:,} times before position '
+                    f'{shown} of "{source}" occurs {num_epochs:,} times before position '
                     f"{before:,}. Ask for an earlier position, or for one epoch with epoch=."
                 )
             epochs = np.arange(num_epochs, dtype=np.int64)
         else:
             raise PlanError(
-                f'Row {sample:,} of "{source}" occurs in every epoch, without end. Give epoch= or '
-                "before=."
+                f'{shown} of "{source}" occurs in every epoch, without end. Give epoch= or before=.'
             )
-        positions = self._layout.positions_of(number, sample, epochs)
+        # All epochs of the first row, then all epochs of the next one.
+        pairs = np.repeat(samples, len(epochs)), np.tile(epochs, samples.size)
+        positions = self._layout.positions_of(number, *pairs)
         return positions[positions < before]
 
     def counts(self, num_rows: int) -> dict[str, int]:
@@ -252,6 +261,10 @@ class Plan:
                 f"num_rows must be from 0 to {self.end:,}, where this plan ends; got {num_rows:,}."
             )
         return dict(zip(self.names, self._layout.counts(num_rows), strict=True))
+
+    def outlook(self, num_rows: int) -> tuple[SourceOutlook, ...]:
+        """Return the share of each source in the first `num_rows` rows, and when it repeats."""
+        return find_outlook(self, self._layout, num_rows)
 
     @cached_property
     def digest(self) -> str:

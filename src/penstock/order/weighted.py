@@ -8,6 +8,7 @@ one is in its first.
 """
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.order.integers import Integers, label_pairs
 from penstock.order.schedule import Schedule
@@ -51,12 +52,14 @@ class Mixture:
         orders = self._orders(*label_pairs(sources, epochs))
         return sources, epochs, self._arrangement.map(ordinals - epochs * sizes, orders)
 
-    def positions_of(self, source: int, sample: int, epochs: Integers) -> Integers:
-        """Return the positions of a sample in these epochs, without epochs that do not have it."""
+    def positions_of(self, source: int, samples: npt.ArrayLike, epochs: Integers) -> Integers:
+        """Return the positions of samples, each in its epoch, without epochs that lack it."""
+        numbers = np.broadcast_to(np.asarray(samples, dtype=np.int64), epochs.shape)
         drawn, size = self.schedule.counts(self.end)[source], int(self._sizes[source])
-        epochs = epochs[epochs < -(-drawn // size)]  # epochs that have begun, rounded up
-        orders = self._orders(np.arange(len(epochs)), np.full_like(epochs, source), epochs)
-        inside = self._arrangement.map(np.full_like(epochs, sample), orders, inverse=True)
+        begun = epochs < -(-drawn // size)  # epochs that have begun, rounded up
+        numbers, epochs = numbers[begun], epochs[begun]
+        orders = self._orders(*label_pairs(np.full_like(epochs, source), epochs))
+        inside = self._arrangement.map(numbers, orders, inverse=True)
         ordinals = epochs * size + inside
         # The last epoch may be incomplete, so the sample may not occur in it.
         found = [

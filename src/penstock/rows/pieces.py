@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PlanError
-from penstock.ranges import group_rows
+from penstock.ranges import checked_rows, group_rows
 from penstock.rows.index import index_of
 from penstock.rows.packing import EMPTY, LONGEST, RowIndex, joined
-from penstock.rows.protocol import Array, Fields, Integers, Settings, Side, checked
+from penstock.rows.protocol import Array, Fields, Integers, Settings, Side
 from penstock.rows.tokens import Stream, StreamRows, StreamSource
 from penstock.store.reader import TokenStore
 
@@ -130,6 +130,22 @@ class PieceRows(StreamRows):
         numbers = np.searchsorted(self._row_ends, self._checked(samples), side="right")
         return self.stream.missing_files(numbers, numbers, ("tokens", "loss"))
 
+    def holding(self, start: int, stop: int) -> Integers:
+        """Return the rows that hold some of the tokens `[start, stop)` of `stream`, ascending.
+
+        Reads the pieces of the parts that have these tokens, and no others.
+        """
+        first, last = np.searchsorted(self.stream.ends, [start, stop - 1], side="right").tolist()
+        found = []
+        for part in range(first, last + 1) if stop > start else ():
+            end = int(self._row_ends[part])
+            rows = np.arange(end - int(self.part_rows[part]), end)
+            counts, begins, sizes = self.index.spans(rows)
+            begins = begins + self.stream.starts[part]
+            inside = (begins < stop) & (begins + sizes > start)
+            found.append(np.unique(np.repeat(rows, counts)[inside]))
+        return np.concatenate([np.zeros(0, np.int64), *found])
+
     def read_ahead(self, samples: Integers) -> None:
         """Ask the kernel to load these rows from disk; return without waiting."""
         samples = self._checked(samples)
@@ -140,7 +156,7 @@ class PieceRows(StreamRows):
             self.stream.read_ahead(starts + self.stream.starts[numbers], int(sizes.max()))
 
     def _checked(self, samples: Integers) -> Integers:
-        return checked(samples, self.index.num_rows)
+        return checked_rows(samples, self.index.num_rows)
 
     def _read(
         self, samples: Integers, width: int, *, pad_id: int = 0, side: Side = "right"

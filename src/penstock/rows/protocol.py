@@ -158,6 +158,10 @@ class Rows:
         """
         return [] if self.stream is None else self.stream.origins(self.spans(self._number(sample)))
 
+    def holding(self, start: int, stop: int) -> Integers:
+        """Return the rows that hold some of the tokens `[start, stop)` of `stream`, ascending."""
+        return np.zeros(0, np.int64)
+
     def unread(self, per_row: int) -> int:
         """Return how many tokens are the target of no row if a row trains on `per_row` targets."""
         return 0
@@ -226,6 +230,10 @@ class WrappedRows(Rows):
         """Return the offset in `stream` and the size of each piece of a row, in order."""
         return self.rows.spans(sample)
 
+    def holding(self, start: int, stop: int) -> Integers:
+        """Return the rows that hold some of the tokens `[start, stop)` of `stream`, ascending."""
+        return self.rows.holding(start, stop)
+
     def unread(self, per_row: int) -> int:
         """Return how many tokens are the target of no row if a row trains on `per_row` targets."""
         return self.rows.unread(per_row)
@@ -234,18 +242,6 @@ class WrappedRows(Rows):
     def num_readable(self) -> int:
         """Rows that can be read now; fewer than all only while the store is being written."""
         return self.rows.num_readable
-
-
-def checked(samples: Integers, num_rows: int) -> Integers:
-    """Return row numbers as an array; raise IndexError unless all are in [0, num_rows)."""
-    numbers = np.asarray(samples, np.int64)
-    # As unsigned integers, negative numbers are larger than any `num_rows`.
-    if len(numbers) and numbers.view(np.uint64).max() >= num_rows:
-        raise IndexError(
-            f"rows {numbers.min():,} to {numbers.max():,} were requested, but there are "
-            f"{num_rows:,} rows, numbered from 0"
-        )
-    return numbers
 
 
 def narrowed(arrays: Fields, width: int, length: int, side: Side) -> Fields:

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 
 from penstock.digest import digest_json
 from penstock.errors import PlanError
-from penstock.ranges import group_rows, ranges, whole_number
+from penstock.ranges import checked_rows, group_rows, ranges, whole_number
 from penstock.rows.gather import gather, gather_loss
-from penstock.rows.protocol import Array, Fields, Integers, Settings, checked
+from penstock.rows.protocol import Array, Fields, Integers, Settings
 from penstock.rows.tokens import Stream, StreamRows, StreamSource
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ class Windows(StreamRows):
         where the target belongs to another document than its input. If a store has loss masks,
         as chat stores do, `target_mask` is False where the target is not trained on.
         """
-        starts = checked(samples, self.num_readable) * self.stride
+        starts = checked_rows(samples, self.num_readable) * self.stride
         # The piece in which each row begins: the first that ends after its start.
         numbers = np.searchsorted(self.stream.ends, starts, side="right")
         tokens = gather(self.stream, numbers, starts, self.length + 1)
@@ -285,7 +285,7 @@ class Windows(StreamRows):
 
     def spans(self, sample: int) -> list[tuple[int, int]]:
         """Return the offset in `stream` and the number of the tokens of a row."""
-        start = int(checked(np.array([sample]), self.num_readable)[0]) * self.stride
+        start = int(checked_rows(np.array([sample]), self.num_readable)[0]) * self.stride
         return [(start, min(self.length + 1, self.stream.num_tokens - start))]
 
     def missing_files(self, samples: Integers) -> "list[MissingFile]":
@@ -297,6 +297,16 @@ class Windows(StreamRows):
         lasts = np.searchsorted(self.stream.ends, last, side="right")
         kinds = ("tokens", "loss", "bounds") if self.borders else ("tokens", "loss")
         return self.stream.missing_files(firsts, lasts, kinds)
+
+    def holding(self, start: int, stop: int) -> Integers:
+        """Return the rows that hold some of the tokens `[start, stop)` of `stream`, ascending."""
+        # Row r holds tokens r * stride to r * stride + length. With length=3 and stride=3, token 6
+        # is the last one of row 1 and the first one of row 2. The first division rounds up.
+        first = max(0, -((self.length - start) // self.stride))
+        last = (stop - 1) // self.stride if stop > start else first - 1
+        rows = np.arange(first, min(last + 1, self.num_readable), dtype=np.int64)
+        # With gaps between rows (stride > length + 1), no row may hold these tokens.
+        return rows[rows * self.stride + self.length >= start]
 
     def read_ahead(self, samples: Integers) -> None:
         """Ask the kernel to load these rows from disk; return without waiting."""

@@ -102,6 +102,11 @@ class Checkpoints:
         }
         return dict(sorted(found.items()))
 
+    def last_saved(self) -> str:
+        """A sentence that names the last checkpoint, for messages."""
+        steps = list(self.paths())
+        return f"The last checkpoint is step {steps[-1]:,}." if steps else "Nothing is saved yet."
+
     def save(self, step: int, contents: Contents) -> None:
         """Write the checkpoint of a step, then remove the oldest ones beyond `keep_last`."""
         self.directory.parent.mkdir(parents=True, exist_ok=True)

@@ -35,6 +35,7 @@ from penstock.train.data import TOKEN_FILES, open_data, store_sides, stores_of, 
 from penstock.train.distributed import select_device
 from penstock.train.metrics import Log, RunResult
 from penstock.train.model import GPT
+from penstock.train.record import recipe_tables
 from penstock.train.run import train
 
 _FLAGS = {
@@ -47,6 +48,7 @@ _FLAGS = {
     "steps": "training.steps",
     "output": "output",
 }
+NO_VALIDATION = "there is no validation data; set it with data.val or --val_file"
 _DEFAULT_TOKENIZER = "gpt2"
 _MAX_HELD_OUT_BYTES = 10_000_000
 _TEMPERATURE = 0.8  # below 1, likely tokens become more likely
@@ -156,8 +158,6 @@ def open_job(recipe: Recipe, log: Log) -> TrainingJob:
     """Open the stores of a recipe and return the job; if the data is text, build them first."""
     with _naming_settings(recipe, "data"):
         plan, val = open_data(recipe.data, recipe.output, log=log)
-    if val is None:
-        log("there is no validation data; set it with data.val or --val_file")
     return TrainingJob(
         plan=plan,
         val=val,
@@ -165,6 +165,7 @@ def open_job(recipe: Recipe, log: Log) -> TrainingJob:
         training=recipe.training,
         optimization=recipe.optimization,
         output=recipe.output,
+        recipe=recipe_tables(recipe),
     )
 
 
@@ -172,6 +173,8 @@ def run_recipe(recipe: Recipe, *, device: str | None, log: Log) -> RunResult:
     """Train with the settings of a recipe, then write sample.txt beside the run's other files."""
     select_device(device)  # reports a wrong name now, before any text is tokenized
     job = open_job(recipe, log)
+    if job.val is None:
+        log(NO_VALIDATION)
     with _naming_settings(recipe, "training"):
         result = train(job, device=device, log=log)
     if result.finished and result.rank == 0:

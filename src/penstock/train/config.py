@@ -202,3 +202,5 @@ class TrainingJob:
     optimization: OptimizationConfig
     output: Path
     """The directory for checkpoints, metrics and the loss curve."""
+    recipe: dict[str, Any] | None = None
+    """The tables of the recipe, which are written to run.json."""

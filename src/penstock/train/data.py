@@ -15,13 +15,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from penstock.cli.progress import build_lines
 from penstock.errors import PlanError, SourceError, StoreBusyError, StoreError
+from penstock.loader.fingerprints import RowReader
 from penstock.loader.loader import Loader
 from penstock.loader.run import AnyPlan
 from penstock.order.plan import Plan
+from penstock.order.steps import PADDING
 from penstock.paths import expand_user, is_remote
 from penstock.recipe import DataConfig, RowKind
 from penstock.remote.address import StorePath, store_path
@@ -254,6 +257,19 @@ def validation_loader(job: TrainingJob, world: World, rows: int) -> Loader[Any] 
         device=world.device,
         drop_last=False,
     )
+
+
+def step_fingerprints(loader: Loader[Any], reader: RowReader) -> list[int]:
+    """The fingerprints of this rank's rows in the step that the loader has just yielded.
+
+    That of the rows is the loader's own. For that of the tokens, the rows are read again. Both are
+    signed, because torch has no sums of uint64; sums of int64 wrap around to the same bits.
+    """
+    step, run = loader.step - 1, loader.run
+    positions = run.shard.positions(step, step + 1, end=run.end)
+    _, tokens = reader.sums(positions[positions != PADDING])
+    found = np.array([loader.fingerprint or 0, tokens], np.uint64).view(np.int64)
+    return [int(each) for each in found]
 
 
 def microbatches(batch: dict[str, Tensor], rows: int) -> Iterator[list[Tensor | None]]:

@@ -268,6 +268,11 @@ def peak_flops(device: torch.device) -> float | None:
     return next((peak for known, peak in _PEAK_FLOPS.items() if known in name), None)
 
 
+def known_peak_flops(name: str) -> float:
+    """The peak bfloat16 FLOP/s of a GPU that is in the table, by its name there."""
+    return _PEAK_FLOPS[name]
+
+
 def peak_memory(device: torch.device) -> int:
     """The most bytes in use so far, on the GPU or in this process; 0 if not known."""
     if device.type == "cuda":

@@ -22,12 +22,12 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.digest import derive_key
 from penstock.errors import TrainError
+from penstock.loader.fingerprints import FingerprintLog, LoggedStep, RowReader
 from penstock.train import data
 from penstock.train.checkpoint import Checkpoints, locked_output
 from penstock.train.config import TrainingJob
@@ -42,6 +42,7 @@ from penstock.train.metrics import (
     Throughput,
     read_metrics,
 )
+from penstock.train.record import record_run
 
 _PLANNED_SHARE = 0.97  # of max_minutes; the rest is reserve for slower steps
 # Each process adds 1 to a sum if its time is over, and this number if it was asked to stop. It is
@@ -74,7 +75,7 @@ class _QueuedStep(NamedTuple):
 
     step: int
     results: HostCopy  # loss, norm of the gradient
-    counts: HostCopy  # targets, fingerprint, requests to stop
+    counts: HostCopy  # targets, fingerprints of rows and of tokens, requests to stop
     rate: float  # a fraction of the highest learning rate
     waited: float
 
@@ -94,6 +95,7 @@ class _Loop:
             self.rows = self.config.batch_size
         self.step_rows = data.step_rows(self.config, self.rows, world)
         self.loader = data.training_loader(job, world, self.step_rows)
+        self.reader = RowReader(job.plan)
         self.val_loader = data.validation_loader(job, world, self.rows)
         self.checkpoints = Checkpoints(job.output / "checkpoints", keep_last=self.config.keep_last)
         self.progress = RunProgress(steps=self.config.steps)  # of steps whose loss is known
@@ -104,6 +106,7 @@ class _Loop:
         # The time that earlier sessions took is subtracted, as if there had been one session.
         self.started = time.perf_counter() - self.progress.seconds
         self.metrics: Metrics | None = None
+        self.fingerprints: FingerprintLog | None = None
 
     def _resume(self) -> None:
         """Load the last checkpoint, if there is one."""
@@ -122,8 +125,7 @@ class _Loop:
 
     def run(self) -> RunResult:
         """Train to the end, and draw the loss curve."""
-        late = self.world.from_main(int(self._is_late()))
-        self.stopping = bool(late and self.progress.step)
+        self.stopping = bool(self.world.from_main(int(self._is_late())) and self.progress.step)
         path, curve = self.job.output / "metrics.jsonl", self.job.output / "curve.svg"
         finished = self._is_over() and self.progress.validated == self.progress.step
         if finished:
@@ -145,6 +147,8 @@ class _Loop:
         if self.world.is_main:
             now, board = self.progress, self.config.tensorboard
             self.metrics = Metrics(path, step=now.step, validated=now.validated, tensorboard=board)
+            record_run(self.job, self.step_rows, self.world.size)
+            self.fingerprints = FingerprintLog(path.parent, self.job.plan, self.loader.position)
         try:
             # Before the first step, and after a stop that cut the validation of this step short.
             validates = self.progress.step % self.config.val_every == 0
@@ -207,9 +211,7 @@ class _Loop:
         # All processes must stop after the same step, so requests to stop are summed with the
         # counts of the step.
         stop = self._is_late() + self.stop.is_set() * _STOP_REQUEST
-        # torch has no sums of uint64. Sums of int64 wrap around to the same bits.
-        fingerprint = int(np.uint64(self.loader.fingerprint or 0).astype(np.int64))
-        counts = self.world.put([0, fingerprint, stop])
+        counts = self.world.put([0, *data.step_fingerprints(self.loader, self.reader), stop])
         counts[0] = (batch["targets"] != -100).sum()
         self.world.sum(counts)
         results = self.learner.compute_gradients(data.microbatches(batch, self.rows), counts[0])
@@ -223,7 +225,9 @@ class _Loop:
     def _finish_step(self, queued: _QueuedStep) -> None:
         """Read the numbers of a step, write them to the metrics, and decide whether to stop."""
         loss, norm = queued.results.read()
-        num_targets, fingerprint, stop = queued.counts.read()
+        num_targets, *prints, stop = queued.counts.read()
+        # Fingerprints were summed as signed numbers; the remainders are the unsigned ones again.
+        rows, tokens = (each % 2**64 for each in prints)
         if not math.isfinite(loss + norm):
             self._on_nonfinite(queued.step, loss, norm)
         self.progress = replace(
@@ -238,40 +242,41 @@ class _Loop:
         self.throughput.add_step(num_targets, queued.waited)
         if self.progress.steps is None and self.throughput.num_steps == Throughput.TIMED_STEPS:
             self._plan_steps()
-        speed = round(self.throughput.tokens_per_second, 1)
         learning_rate = self.job.optimization.learning_rate * queued.rate
-        # The fingerprint was summed as a signed number; the remainder is the unsigned one again.
         values = {
             "rate": queued.rate,
             "learning_rate": learning_rate,
-            "tokens_per_second": speed,
-            "fingerprint": fingerprint % 2**64,
+            "tokens_per_second": round(self.throughput.tokens_per_second, 1),
+            "fingerprint": rows,
         }
         self._record("step", loss=loss, norm=norm, waited=round(queued.waited, 6), **values)
+        if self.fingerprints is not None:
+            position = self._span(queued.step)[1]
+            self.fingerprints.write(LoggedStep(queued.step, position, rows, tokens))
         if self.world.is_main:
             self.log(self.throughput.report(self.progress, learning_rate))
 
     def _on_nonfinite(self, step: int, loss: float, norm: float) -> None:
         """Raise for a step whose loss or norm is not finite, or log it; names its documents."""
-        # The loader's position is after the last queued step. That is this step, or the next one
-        # if the loss of this step was read late.
-        first = self.loader.position - (self.queued - step + 1) * self.step_rows
-        last = first + self.step_rows - 1
+        first, stop = self._span(step)
         message = (
             f"Step {step:,} has loss {loss} and gradient norm {norm}. It read positions {first:,} "
-            f"to {last:,}: {documents_at(self.job.plan, first, last + 1)}."
+            f"to {stop - 1:,}: {documents_at(self.job.plan, first, stop)}."
         )
         if self.config.on_nonfinite == "skip":
             self.log(f"skipped: {message}")
             return
         raise TrainError(
-            f"{message} {self._last_saved()} Lower the learning rate, inspect these documents, or "
-            'set on_nonfinite="skip" to skip such steps.'
+            f"{message} {self.checkpoints.last_saved()} Lower the learning rate, inspect these "
+            'documents, or set on_nonfinite="skip" to skip such steps.'
         )
 
-    def _last_saved(self) -> str:
-        steps = list(self.checkpoints.paths())
-        return f"The last checkpoint is step {steps[-1]:,}." if steps else "Nothing is saved yet."
+    def _span(self, step: int) -> tuple[int, int]:
+        """The first position of a step that was queued, and the position after its last."""
+        # The loader's position is after the last queued step. That is this step, or the next one
+        # if the loss of this step was read late.
+        stop = self.loader.position - (self.queued - step) * self.step_rows
+        return stop - self.step_rows, stop
 
     def _is_late(self) -> bool:
         """Whether `max_minutes` would be over after one more validation."""
@@ -311,7 +316,7 @@ class _Loop:
         if not math.isfinite(loss) and self.config.on_nonfinite == "stop":
             raise TrainError(
                 f"The validation loss after step {step:,} is {loss}, so the weights are no longer "
-                f"usable. {self._last_saved()} Lower the learning rate."
+                f"usable. {self.checkpoints.last_saved()} Lower the learning rate."
             )
         self.log(f"step {step:,}: validation loss {loss:.4f}")
         target = self.config.target_val_loss
@@ -337,8 +342,9 @@ class _Loop:
         if self.world.is_main:
             configs = {"progress": asdict(self.progress), "model_config": asdict(self.job.model)}
             contents = {**configs, "data": self.loader.state_dict(), **self.learner.state()}
-            # The metrics first: a power cut must not leave a checkpoint without its lines.
-            if self.metrics is not None:
-                self.metrics.sync()
+            # The logs first: a power cut must not leave a checkpoint without its lines.
+            for log in (self.metrics, self.fingerprints):
+                if log is not None:
+                    log.sync()
             self.checkpoints.save(self.progress.step, contents)
         self.world.barrier()

@@ -14,11 +14,15 @@ if TYPE_CHECKING:
     from penstock.integrations.lightning.datamodules import (
         LocalOpenWebTextDataModule as LocalOpenWebTextDataModule,
     )
+    from penstock.integrations.lightning.fingerprints import (
+        FingerprintCallback as FingerprintCallback,
+    )
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
             "datamodules": "LLMDataModule LocalOpenWebTextDataModule",
+            "fingerprints": "FingerprintCallback",
             "__main__": "debug_datamodule",
         },
     )

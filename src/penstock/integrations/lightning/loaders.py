@@ -81,6 +81,13 @@ class TrainerProgress:
             return 0  # the same batches in every epoch
         return self._position_after(self._trained(before_hooks=False))
 
+    def last_batch(self) -> tuple[int, tuple[int, int]]:
+        """Return the number of the batch that was trained last, from 1, and its positions."""
+        number = self._trained(before_hooks=True)
+        cuts = self.source.cuts
+        begin = cuts.begin(self._position_after(number - 1))
+        return number, (begin, begin + cuts.rows(begin))
+
     def state_dict(self) -> State:
         """Return the position as JSON: the same on every rank, not counting prefetched batches.
 

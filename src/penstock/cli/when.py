@@ -1,0 +1,155 @@
+"""`penstock when`: the steps at which a document or a text is seen."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli import options
+from penstock.cli.inspect import Run, TokenizerName, opened
+from penstock.cli.options import option
+from penstock.cli.progress import bar
+from penstock.cli.terminal import aligned, print_json, visible, write
+from penstock.cli.train import Settings
+from penstock.cli.units import count_text, number_of
+
+if TYPE_CHECKING:
+    from penstock.inspect import FoundDocument, OpenedRun, Sighting
+
+_MOST_MATCHES = 1_000
+_SHOWN_DOCUMENTS = 20
+_SHOWN_STEPS = 20
+
+
+def when_command(
+    run: Run,
+    document: Annotated[
+        str | None,
+        option(
+            "A document: its input file, and its record as penstock inspect shows it.",
+            "FILE:RECORD",
+            "--document",
+            "-d",
+        ),
+    ] = None,
+    text: Annotated[str | None, option("A text to find in all documents.", "TEXT")] = None,
+    source: Annotated[str | None, option("Search this source only.", "NAME")] = None,
+    tokenizer: TokenizerName = None,
+    settings: Settings = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """List every step at which a document or a text is seen, or will be seen.
+
+    A record is the byte offset at which it begins in the decompressed file, or the row number in
+    a table. A text is searched in the decoded documents, all of them, and may not cross from one
+    document to another.
+
+    penstock when runs/mine --document web.jsonl:90210
+
+    penstock when recipe.toml --text "so much depends"
+    """
+    if (document is None) == (text is None):
+        raise typer.BadParameter("give either --document FILE:RECORD or --text TEXT.")
+    found = opened(run, settings, as_json=as_json)
+    name = tokenizer or found.tokenizer
+    if document is not None:
+        documents, more = _documents(found, document, source), 0
+    else:
+        documents, more = _texts(found, text or "", source, name)
+    pairs = [(each, _sightings(found, each)) for each in documents]
+    if as_json:
+        print_json(_to_json(found, pairs, more))
+        return
+    _show(found, pairs, more, text)
+
+
+def _documents(run: "OpenedRun", document: str, source: str | None) -> "list[FoundDocument]":
+    from penstock.inspect import find_documents
+
+    # A file name may contain colons, so the last one is the border.
+    file, colon, record = document.rpartition(":")
+    number = record.replace(",", "").replace("_", "")  # as penstock prints numbers
+    if not colon or not file or not number.isdecimal():
+        raise typer.BadParameter(
+            f"--document {document} is not FILE:RECORD, such as web.jsonl:90210."
+        )
+    return find_documents(run.plan, file, int(number), source)
+
+
+def _texts(
+    run: "OpenedRun", text: str, source: str | None, tokenizer: str | None
+) -> "tuple[list[FoundDocument], int]":
+    """The documents that hold a text, and how many more matches there are."""
+    from penstock.inspect.documents import find_texts
+
+    found: list[FoundDocument] = []
+    more = 0
+    with bar() as draw:
+
+        def progress(done: int, total: int) -> None:
+            draw(done, total, f"{count_text(done)} of {count_text(total)} tokens")
+
+        for each in find_texts(run.plan, text, source, tokenizer, progress):
+            if len(found) < _MOST_MATCHES:
+                found.append(each)
+            else:
+                more += 1
+    return found, more
+
+
+def _sightings(run: "OpenedRun", document: "FoundDocument") -> "list[Sighting]":
+    from penstock.inspect import when
+
+    return when(run.plan, run.steps, document)
+
+
+def _to_json(
+    run: "OpenedRun", pairs: "list[tuple[FoundDocument, list[Sighting]]]", more: int
+) -> dict[str, object]:
+    from dataclasses import asdict
+
+    documents = [
+        {**asdict(each), "seen": [one.to_json() for one in sightings]} for each, sightings in pairs
+    ]
+    return {"last_step": run.steps.last, "documents": documents, "more_matches": more}
+
+
+def _show(
+    run: "OpenedRun",
+    pairs: "list[tuple[FoundDocument, list[Sighting]]]",
+    more: int,
+    text: str | None,
+) -> None:
+    last = run.steps.last
+    span = "" if last is None else f" in steps {run.steps.first:,} to {last:,}"
+    # The first to be seen come first. A text that is often found is mostly not seen.
+    seen = sorted((pair for pair in pairs if pair[1]), key=lambda pair: pair[1][0].position)
+    if text is not None:
+        matches = f"{len(pairs) + more:,} match{'es' * (len(pairs) + more != 1)}"
+        write(f"{matches} of {visible(repr(text), lines=False)}, {len(seen):,} seen{span}")
+    for each, sightings in (seen if text is not None else pairs)[:_SHOWN_DOCUMENTS]:
+        size = number_of(each.span[1] - each.span[0], "token")
+        place = f"{each.file}:{each.record}, document {each.document:,} of {each.store}"
+        write(f"{each.source}: {place}, {size}")
+        if sightings:
+            _show_sightings(run, sightings)
+        else:
+            write(f"  not seen{span}")
+    if len(seen) > _SHOWN_DOCUMENTS:
+        write(f"… and {len(seen) - _SHOWN_DOCUMENTS:,} more; --json lists them")
+    if more:
+        write(f"Only the first {_MOST_MATCHES:,} matches were looked up. Give a longer text.")
+
+
+def _show_sightings(run: "OpenedRun", sightings: "list[Sighting]") -> None:
+    table = [["step", "row", "position", "epoch", "tokens"]]
+    for each in sightings[:_SHOWN_STEPS]:
+        tokens = f"{each.num_tokens:,}"
+        row = [f"{each.step:,}", f"{each.row:,}", f"{each.position:,}", f"{each.epoch:,}", tokens]
+        table.append(row)
+    done = run.steps.num_recorded + run.steps.first
+    for number, line in enumerate(aligned(table)):
+        # The first line has the headings.
+        is_later = number and run.record is not None and sightings[number - 1].step >= done
+        write(f"  {line}{'  not yet' if is_later else ''}")
+    if len(sightings) > _SHOWN_STEPS:
+        write(f"  … and {len(sightings) - _SHOWN_STEPS:,} more times; --json lists all")

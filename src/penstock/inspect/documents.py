@@ -1,0 +1,306 @@
+"""When a document is seen: from an input file and a record to the steps of a run.
+
+    FILE:RECORD ── origins of the store ──► document ── bounds ──► tokens of the stream
+                ── rows that hold them ──► samples ── plan ──► positions ──► steps
+
+Nothing is scanned. A build stores documents in the order of its inputs, so the origin of a document
+is found by bisection, first over the parts of the store and then inside one part.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import PlanError, StoreError
+from penstock.inspect.runs import RunSteps
+from penstock.inspect.text import Progress, find_text
+from penstock.order.budget import Budget
+from penstock.order.plan import Plan
+from penstock.rows.protocol import Integers, Rows
+from penstock.store.reader import TokenStore, tokenizer_of
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDocument:
+    """Some tokens of a document of a source."""
+
+    source: str
+    store: str
+    document: int
+    """Its number in the store; of its first piece, if it is stored in several."""
+    file: str
+    record: int
+    span: tuple[int, int]
+    """Its tokens `[start, stop)` in the stream of the source."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A row of a run that holds tokens of a document."""
+
+    step: int
+    row: int
+    """The number of the row in the step, on all ranks together."""
+    position: int
+    source: str
+    epoch: int
+    sample: int
+    num_tokens: int
+    """How many of the tokens that were looked for the row holds."""
+
+    def to_json(self) -> Json:
+        """Return the sighting as JSON."""
+        return asdict(self)
+
+
+def find_documents(
+    plan: Plan | Budget, file: str, record: int, source: str | None = None
+) -> list[FoundDocument]:
+    """Return the documents of a plan that were read from a record of an input file.
+
+    Args:
+        plan: The plan, whose stores are searched.
+        file: The name of the input as the store records it, or the end of that name.
+        record: Byte offset of the record in the decompressed file, or row number in a table.
+        source: Search this source only.
+
+    Raises:
+        StoreError: no store has such a document; the message names what it has.
+    """
+    found: list[FoundDocument] = []
+    names: set[str] = set()
+    nearest: list[int] = []
+    for name, number, store in _stores(plan, source):
+        inputs = [each["name"] for each in store.manifest.inputs]
+        names.update(inputs)
+        for index in _matching(inputs, file):
+            first, stop = _search(store, index, record)
+            found += [
+                FoundDocument(
+                    name,
+                    str(store.path),
+                    each,
+                    inputs[index],
+                    record,
+                    document_span(plan.sources[name], number, store, each),
+                )
+                for each in _begins(store, first, stop)
+            ]
+            if first == stop:
+                nearest += _neighbours(store, index, first)
+    if not found:
+        raise _not_found(file, record, names, nearest)
+    return found
+
+
+def _stores(plan: Plan | Budget, source: str | None) -> Iterator[tuple[str, int, TokenStore]]:
+    """Yield the stores of all sources: the source, the number of the store in it, the store."""
+    if source is not None and source not in plan.sources:
+        raise PlanError(f'There is no source "{source}"; the sources are {", ".join(plan.names)}.')
+    for name in plan.names if source is None else (source,):
+        stream = plan.sources[name].stream
+        for number, member in enumerate(stream.members if stream is not None else ()):
+            if isinstance(member, TokenStore):
+                yield name, number, member
+
+
+def _matching(inputs: Sequence[str], file: str) -> list[int]:
+    """Return the numbers of the inputs that have this name, or end with it, or end it."""
+    exact = [number for number, name in enumerate(inputs) if name == file]
+    # A store records names below the common directory, and a user may name a path.
+    plain = file.replace(os.sep, "/").removeprefix("./")
+    return exact or [
+        number
+        for number, name in enumerate(inputs)
+        if f"/{name}".endswith(f"/{plain}") or f"/{plain}".endswith(f"/{name}")
+    ]
+
+
+def _search(store: TokenStore, file: int, record: int) -> tuple[int, int]:
+    """Return the documents `[first, stop)` of a record of an input, by its number."""
+    # The origins of all documents ascend, by input and then by record.
+    ends = np.cumsum([0] + [part.num_documents for part in store.manifest.parts])
+    low, high = 0, len(store.manifest.parts)
+    while low < high:  # the first part whose last document is not before the record
+        middle = (low + high) // 2
+        origin = store.part_array(middle, "origin")
+        if len(origin) and tuple(origin[-1].tolist()) >= (file, record):
+            high = middle
+        else:
+            low = middle + 1
+    first = stop = -1
+    for part in range(low, len(store.manifest.parts)):
+        # Files and records are two columns; one search in each is a search for the pair.
+        origin = store.part_array(part, "origin")
+        begin, end = _equal(origin[:, 0], file, 0, len(origin))
+        begin, end = _equal(origin[:, 1], record, begin, end)
+        if first < 0:
+            first = int(ends[part]) + begin
+        if begin < end:
+            stop = int(ends[part]) + end
+        # The record may continue in the next part, as a document in pieces does.
+        if end < len(origin) or begin == end:
+            break
+    return first, max(first, stop)
+
+
+def _equal(column: Any, value: int, begin: int, end: int) -> tuple[int, int]:
+    low, high = (
+        begin + int(np.searchsorted(column[begin:end], np.uint64(value), side=side))
+        for side in ("left", "right")
+    )
+    return low, high
+
+
+def _begins(store: TokenStore, first: int, stop: int) -> list[int]:
+    """Return the documents among these that begin, without later pieces of a document."""
+    found = [each for each in range(first, stop) if store.edges(each)[0]]
+    return found or list(range(first, min(first + 1, stop)))
+
+
+def _neighbours(store: TokenStore, file: int, at: int) -> list[int]:
+    """Return the records of an input before and after the document `at`."""
+    found = []
+    for each in (at - 1, at):
+        if 0 <= each < len(store):
+            origin = store.origin(each)
+            if origin.file == store.manifest.inputs[file]["name"]:
+                found.append(origin.offset)
+    return found
+
+
+def _not_found(file: str, record: int, names: set[str], nearest: list[int]) -> StoreError:
+    if nearest:
+        near = " and ".join(f"{each:,}" for each in sorted(set(nearest)))
+        return StoreError(
+            f"No document begins at record {record:,} of {file}; the nearest begin at {near}. A "
+            "record is the byte offset that penstock inspect and penstock decode show, or the row "
+            "number in a table. It may also have been rejected: see rejects.jsonl in the store."
+        )
+    close = get_close_matches(file, sorted(names), 3)
+    shown = ", ".join(close or sorted(names)[:5]) or "none, only token files"
+    advice = f"Did you mean {shown}?" if close else f"Their inputs are: {shown}."
+    more = "" if close or len(names) <= 5 else f" There are {len(names):,} inputs."
+    return StoreError(f"No store of this run was built from {file}. {advice}{more}")
+
+
+def document_span(rows: Rows, member: int, store: TokenStore, document: int) -> tuple[int, int]:
+    """Return the tokens of a document in the stream of rows, with all pieces of the document.
+
+    Args:
+        rows: The rows of a source.
+        member: The number of the store among the members of the stream.
+        store: The store.
+        document: The number of the document, or of its first piece.
+    """
+    stream = rows.stream
+    assert stream is not None  # the store is a member of it
+    # Pieces of a stream are the parts of its members, one member after the other.
+    before = sum(
+        len(each.manifest.parts) if isinstance(each, TokenStore) else 1
+        for each in stream.members[:member]
+    )
+    ends = np.cumsum([part.num_documents for part in store.manifest.parts])
+    part = int(np.searchsorted(ends, document, side="right"))
+    within = document - int(ends[part] - store.manifest.parts[part].num_documents)
+    bounds = store.part_array(part, "bounds")
+    start = int(stream.starts[before + part]) + (int(bounds[within - 1]) if within else 0)
+    while not store.edges(document)[1]:  # only the last piece of a part can continue
+        document, part, within = int(ends[part]), part + 1, 0
+        bounds = store.part_array(part, "bounds")
+    return start, int(stream.starts[before + part]) + int(bounds[within])
+
+
+def find_texts(
+    plan: Plan | Budget,
+    text: str,
+    source: str | None = None,
+    tokenizer: object = None,
+    progress: Progress | None = None,
+) -> Iterator[FoundDocument]:
+    """Yield the tokens of every place at which a text occurs in the documents of a plan.
+
+    Args:
+        plan: The plan, whose stores are searched one after the other, each by several threads.
+        text: The text.
+        source: Search this source only.
+        tokenizer: The tokenizer, of a store whose tokenizer is not known here.
+        progress: Called with the tokens that were searched, and all tokens.
+    """
+    stores = list(_stores(plan, source))
+    total = sum(store.num_tokens for _, _, store in stores)
+    before = 0
+    for name, number, store in stores:
+
+        def report(done: int, _: int, before: int = before) -> None:
+            if progress is not None:
+                progress(before + done, total)
+
+        known = tokenizer_of(store.manifest, tokenizer)
+        for match in find_text(store, text, known, progress=report):
+            start, _ = document_span(plan.sources[name], number, store, match.document)
+            span = start + match.span[0], start + match.span[1]
+            origin = store.origin(match.document)
+            place = match.document, origin.file, origin.offset
+            yield FoundDocument(name, str(store.path), *place, span)
+        before += store.num_tokens
+
+
+def when(
+    plan: Plan | Budget, steps: RunSteps, found: FoundDocument, end: int | None = None
+) -> list[Sighting]:
+    """Return every row of a run that holds tokens of a document, in the order of the run.
+
+    Args:
+        plan: The order of the rows.
+        steps: The steps of the run.
+        found: The document, or some of its tokens.
+        end: The position at which the search ends; by default, the end of the run.
+
+    Raises:
+        PlanError: the run has no known end, and none was given.
+    """
+    # Rows after the last step that is full are not read.
+    end = steps.end if end is None else min(end, end if steps.end is None else steps.end)
+    if end is None:
+        raise PlanError(
+            "The end of this run is not known, and a document occurs in every epoch. Give a number "
+            "of steps: --set training.steps=1000."
+        )
+    rows = plan.sources[found.source]
+    samples = rows.holding(*found.span)
+    if not len(samples):
+        return []
+    positions = np.sort(plan.positions_of(found.source, samples, before=end))
+    _, epochs, numbers = plan.locate(positions)
+    sizes = {sample: _overlap(rows, sample, found.span) for sample in np.unique(numbers).tolist()}
+    return list(_sightings(steps, found.source, positions, epochs, numbers, sizes))
+
+
+def _overlap(rows: Rows, sample: int, span: tuple[int, int]) -> int:
+    """Return how many tokens of `span` a row holds."""
+    return sum(
+        max(0, min(span[1], start + size) - max(span[0], start))
+        for start, size in rows.spans(sample)
+    )
+
+
+def _sightings(
+    steps: RunSteps,
+    source: str,
+    positions: Integers,
+    epochs: Integers,
+    samples: Integers,
+    sizes: dict[int, int],
+) -> Iterator[Sighting]:
+    located = zip(positions.tolist(), epochs.tolist(), samples.tolist(), strict=True)
+    for position, epoch, sample in located:
+        step = steps.at(position)
+        row = position - steps.span(step)[0]
+        yield Sighting(step, row, position, source, epoch, sample, sizes[sample])

@@ -1,0 +1,69 @@
+"""What a run has seen at a step: rows, tokens and epochs of each source."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from penstock.inspect.runs import RunSteps
+from penstock.order.plan import Plan
+from penstock.rows.protocol import Rows
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SeenSource:
+    """What was read of one source."""
+
+    source: str
+    rows: int
+    """Rows that were read; a row counts once for each epoch."""
+    rows_in_epoch: int
+    """All rows of the source."""
+    epochs: int
+    """Complete epochs."""
+    rows_in_last_epoch: int
+    """Rows of the epoch that is not complete."""
+    tokens: int | None
+    """Targets in the rows that were read; None if the source does not know its targets. It is
+    exact if all rows have equally many, and otherwise from their mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a run has seen after a step."""
+
+    step: int
+    position: int
+    sources: tuple[SeenSource, ...]
+
+    def to_json(self) -> Json:
+        """Return it as JSON."""
+        return asdict(self)
+
+
+def seen(plan: Plan, steps: RunSteps, step: int) -> Seen:
+    """Return what a run has seen when a step is done; the step before the first has seen nothing.
+
+    In a plan with weights, that is computed. In one without, the rows of the epoch that is not
+    complete are counted, at about 30 ns each.
+    """
+    position = steps.span(steps.first)[0] if step == steps.first - 1 else steps.span(step)[1]
+    return Seen(step, position, tuple(count_sources(plan, position)))
+
+
+def count_sources(plan: Plan, position: int) -> list[SeenSource]:
+    """Return what the rows before a position hold of each source."""
+    found = []
+    for name, rows in plan.counts(position).items():
+        source = plan.sources[name]
+        size = len(source)
+        epochs, rest = divmod(rows, size)
+        found.append(SeenSource(name, rows, size, epochs, rest, targets_in(source, rows)))
+    return found
+
+
+def targets_in(source: Rows, num_rows: int) -> int | None:
+    """Return the targets in `num_rows` rows of a source, by the mean of all its rows."""
+    if source.num_tokens is None:
+        return None
+    return round(source.num_tokens * num_rows / max(1, len(source)))

@@ -1,0 +1,84 @@
+"""The file run.json: the settings of a run, from which its data can be opened again.
+
+It has the recipe after all changes by flags, the directory in which the run was started (paths of a
+recipe are relative to it), the digest of the plan, and the number of rows in a step, which a recipe
+may leave to the device. `penstock inspect RUN` and `penstock diff` read it.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.errors import PlanError, TrainError
+from penstock.recipe import Recipe, Tables
+from penstock.store.files import read_file, write_file
+from penstock.train.config import TrainingJob
+
+FILE_NAME = "run.json"
+_FORMAT = 1
+
+
+class RunRecord(NamedTuple):
+    """The contents of run.json."""
+
+    recipe: Tables | None
+    """The tables of the recipe; None for a run that was started from Python without one."""
+    directory: str
+    """The working directory in which the run was started."""
+    plan: str | None
+    """The digest of the plan; None if the text was still being tokenized."""
+    global_batch_size: int
+    world_size: int
+
+
+def recipe_tables(recipe: Recipe) -> Tables:
+    """Return the tables of a recipe file with these settings; `parse_recipe` reads them."""
+    found = {
+        "data": asdict(recipe.data),
+        "model": dict(recipe.model),
+        "optimization": asdict(recipe.optimization),
+        "training": asdict(recipe.training),
+    }
+    tables: Tables = _without_none(found)
+    return {"output": str(recipe.output), **tables}
+
+
+def _without_none(value: Any) -> Any:
+    # TOML has no null: a setting without a value is left out.
+    if isinstance(value, dict):
+        return {key: _without_none(each) for key, each in value.items() if each is not None}
+    return value
+
+
+def record_run(job: TrainingJob, step_rows: int, world_size: int) -> None:
+    """Write run.json into the output of a job; called by the main process when training begins."""
+    try:
+        digest = job.plan.digest
+    except PlanError:  # of a store that is still being written
+        digest = None
+    record = RunRecord(job.recipe, str(Path.cwd()), digest, step_rows, world_size)
+    job.output.mkdir(parents=True, exist_ok=True)
+    data = json.dumps({"format": _FORMAT, **record._asdict()}, indent=1).encode() + b"\n"
+    write_file(job.output / FILE_NAME, [data])
+
+
+def read_record(run: Path) -> RunRecord:
+    """Return the contents of run.json of a run.
+
+    Raises:
+        TrainError: it is damaged, or of a later version.
+    """
+    path = run / FILE_NAME
+    try:
+        found = json.loads(read_file(path))
+        if found.pop("format") != _FORMAT:
+            raise ValueError("its format is of a later version of penstock")
+        record = RunRecord(**found)
+        if not isinstance(record.directory, str) or int(record.global_batch_size) < 1:
+            raise ValueError("a value is out of range")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TrainError(
+            f"{path} cannot be used: {error}. Name the recipe of the run instead of its directory."
+        ) from error
+    return record
