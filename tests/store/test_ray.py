@@ -501,6 +501,15 @@ def test_a_driver_of_ray_client_that_is_killed_is_resumed(nodes, text, clean, tm
     assert sums(tmp_path / "store") == clean
 
 
+@pytest.mark.torture  # Ray tries for 30 seconds
+@pytest.mark.filterwarnings("ignore:Ray Client connection timed out:UserWarning")
+def test_an_address_where_no_cluster_answers_is_an_error(inputs, tmp_path):
+    ray.shutdown()
+
+    with pytest.raises(WorkerError, match=r"No Ray cluster answers at ray://127\.0\.0\.1:9: "):
+        penstock.build(inputs, tmp_path / "store", workers="ray://127.0.0.1:9")
+
+
 @pytest.mark.torture
 def test_nodes_without_penstock_are_an_error_that_says_so(disconnected, inputs, tmp_path):
     (tmp_path / "penstock.py").write_text("raise ImportError('not installed')")
