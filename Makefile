@@ -55,6 +55,7 @@ bench: .venv-bench/.done
 	.venv-bench/bin/python benchmarks/packing.py
 	.venv-bench/bin/python benchmarks/multiplex.py --render
 	.venv-bench/bin/python benchmarks/streaming.py
+	.venv-bench/bin/python benchmarks/remote.py
 
 clean:
 	rm -rf $(VENV) .venv-bench demo stores dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

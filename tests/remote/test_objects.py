@@ -264,6 +264,25 @@ def test_user_password_and_query_are_sent_with_each_request(web):
     assert headers["authorization"] == "Basic bWU6cGFzcy13b3Jk"
 
 
+def test_a_password_is_not_sent_to_the_target_of_a_redirect(web):
+    target = Web()
+    target.answers = [whole(b"contents")]
+
+    def redirect(handler):
+        handler.send_response(302)
+        handler.send_header("Location", f"http://{target.host}/elsewhere")
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    web.answers = [redirect]
+    try:
+        assert open_objects(f"http://{SECRET}{web.host}/x", seconds=20).read("a") == b"contents"
+    finally:
+        target.close()
+    assert "authorization" in {name.lower() for name in web.seen[0][1]}
+    assert "authorization" not in {name.lower() for name in target.seen[0][1]}
+
+
 def stall(handler):
     time.sleep(8)
 
