@@ -96,6 +96,23 @@ def test_a_remote_store_has_the_bytes_of_a_local_one(bucket, url, inputs, local)
     assert url in repr(store)
 
 
+def test_every_object_is_signed_with_its_digest(bucket, url, inputs):
+    """So a server that checks signatures, as S3 does, refuses bytes that changed on the way."""
+    signed = []
+
+    def on_request(request):
+        if request.method == "PUT":
+            claimed = re.search(rb"(?im)^x-amz-content-sha256: *(\w+)", request.head)
+            digest = hashlib.sha256(request.body).hexdigest()
+            signed.append(claimed is not None and claimed[1].decode() == digest)
+
+    bucket.proxy.set(on_request=on_request)
+    build(inputs, url)
+
+    assert len(signed) > 15
+    assert all(signed)
+
+
 def test_an_append_gives_the_bytes_of_a_local_append(bucket, url, inputs, more, tmp_path, sums):
     for place in (tmp_path / "local", url):
         build(inputs, place)
