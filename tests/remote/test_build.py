@@ -578,3 +578,26 @@ def test_process_workers_make_the_same_remote_store(bucket, url, inputs, local):
     build(inputs, url, workers="processes", threads=4)
 
     assert found(bucket) == local
+
+
+def test_a_lost_answer_and_wrong_bytes_are_not_another_writer(bucket, url, inputs, local):
+    """The claim succeeds without an answer; when it is read to compare it, a byte is wrong."""
+    seen = []
+
+    def on_request(request):
+        if request.path.endswith(("/settings.json", "/penstock.json")):
+            seen.append((request.method, request.path))
+            puts, gets = (seen.count((method, request.path)) for method in ("PUT", "GET"))
+            is_lost = request.method == "PUT" and puts == 1
+            is_wrong = request.method == "GET" and puts and gets < 3
+            kinds = ("hang",) if is_lost else ("wrong",)
+            bucket.proxy.rate, bucket.proxy.kinds = float(is_lost or is_wrong), kinds
+        else:
+            bucket.proxy.rate = 0.0
+
+    bucket.proxy.set(stall_seconds=0.1, on_request=on_request)
+    build(inputs, url, threads=1)
+
+    assert bucket.proxy.faults["hang"] == 2
+    assert bucket.proxy.faults["wrong"] >= 2
+    assert found(bucket) == local

@@ -26,21 +26,21 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from penstock.digest import digest_bytes, parse_checked
-from penstock.errors import ConflictError, MissingStoreError, StoreError, TokenMismatchError
+from penstock.errors import (
+    ConflictError,
+    MissingStoreError,
+    RemoteError,
+    StoreError,
+    TokenMismatchError,
+)
 from penstock.remote import ObjectInfo, open_objects
 from penstock.remote.address import StoreUrl
 from penstock.store.files import cache_directory, make_directory, read_file, remove_file, write_file
 from penstock.store.folders import remove_tree
 from penstock.store.journal import Journal, SealedSlice
-from penstock.store.manifest import (
-    FILE_NAME,
-    Manifest,
-    parse_manifest,
-    part_file,
-    rejects_file,
-)
+from penstock.store.manifest import FILE_NAME, parse_manifest, rejects_file
 from penstock.store.part import SIDES
-from penstock.store.uploads import as_name, in_threads, upload_file
+from penstock.store.uploads import as_name, files_of, in_threads, objects_of, upload_file
 
 WRITABLE = ("s3", "gs", "az")
 """How URLs of stores begin that can be written."""
@@ -153,7 +153,7 @@ class Destination:
         kept = {
             as_name(side, name)
             for side, (data, _) in self._manifests.items()
-            for name in _files_of(parse_manifest(data, self._url / side))
+            for name in files_of(parse_manifest(data, self._url / side))
         }
         found = {name for name, _ in self._objects.list() if _OURS.fullmatch(name)}
         in_threads(self._objects.delete, sorted(found - kept))
@@ -198,10 +198,14 @@ class Destination:
         try:
             self._objects.put(_SETTINGS, data, if_absent=True)
         except ConflictError:
-            raise StoreError(
-                f"Another process began to write {self.shown} at the same moment, so this one "
-                "stops. It has written nothing. Wait until the other one ends, and run this again."
-            ) from None
+            # Ours, if the answer to an earlier attempt was lost; or those of the same build, which
+            # makes the same objects.
+            if not self._holds(_SETTINGS, data, parse_checked):
+                raise StoreError(
+                    f"Another process began to write {self.shown} at the same moment, so this one "
+                    "stops. It has written nothing. Wait until the other one ends, and run this "
+                    "again."
+                ) from None
         self._settings = data
         # Another process may have begun and finished after `pull`.
         for side in ("", *SIDES):
@@ -240,7 +244,7 @@ class Destination:
             return []
         sizes = self.sizes()
         kept = [
-            each for each in sealed if all(sizes.get(n) == s for n, s, _, _ in _objects_of(each))
+            each for each in sealed if all(sizes.get(n) == s for n, s, _, _ in objects_of(each))
         ]
         for each in sealed:
             if each not in kept:
@@ -253,7 +257,7 @@ class Destination:
 
         The slice is sealed in the staging directory. Several threads may call this.
         """
-        for name, size, digest, side in _objects_of(record):
+        for name, size, digest, side in objects_of(record):
             path = self.staging / side / name.rpartition("/")[2]
             self.send(name, path, size, digest)
             remove_file(path)
@@ -263,7 +267,7 @@ class Destination:
     def refuse_deleted(self, done: Sequence[SealedSlice]) -> None:
         """Raise if an object of a sealed part was deleted while other parts were made."""
         sizes = self.sizes()
-        for name, size, _, _ in (each for record in done for each in _objects_of(record)):
+        for name, size, _, _ in (each for record in done for each in objects_of(record)):
             if sizes.get(name) != size:
                 raise StoreError(
                     f"{self._objects.shown(name)} was deleted or changed during the build, so the "
@@ -312,14 +316,23 @@ class Destination:
         try:
             self._objects.put(name, data, if_absent=version is None, if_match=version)
         except ConflictError:
-            with suppress(MissingStoreError):
-                if self._objects.read(name) == data:
-                    return  # another process has built the same store
-            raise StoreError(
-                f"Another process committed {self.shown} first, so this one did not. What is there "
-                "now is the store of the other one, whole and unchanged. Run this again, to see "
-                "what it holds, or use another URL."
-            ) from None
+            # Equal, if the answer to an earlier attempt was lost, or another process has built the
+            # same store.
+            if not self._holds(name, data, partial(parse_manifest, path=self._url)):
+                raise StoreError(
+                    f"Another process committed {self.shown} first, so this one did not. What is "
+                    "there now is the store of the other one, whole and unchanged. Run this again, "
+                    "to see what it holds, or use another URL."
+                ) from None
+
+    def _holds(self, name: str, data: bytes, parse: Callable[[bytes], object]) -> bool:
+        """Whether an object has these contents; false if it was deleted, or is damaged."""
+        try:
+            return self._read(name, parse)[0] == data
+        except RemoteError:
+            raise
+        except ValueError:
+            return False
 
     def end(self) -> None:
         """Remove the journal from object storage, unless it belongs to another build by now."""
@@ -331,17 +344,3 @@ class Destination:
         # Last: while it is there, the next build sees that this one may be incomplete.
         self._objects.delete(_SETTINGS)
         self._settings = None
-
-
-def _objects_of(record: SealedSlice) -> Iterator[tuple[str, int, str, str]]:
-    """The name, size, SHA-256 and side of each file of a sealed slice."""
-    for side, part in record.parts.items():
-        for kind, (size, digest) in part.files.items():
-            yield as_name(side, part_file(part.number, kind)), size, digest, side
-
-
-def _files_of(manifest: Manifest) -> Iterator[str]:
-    """The names of all files of a store, except its manifest."""
-    yield from (rejects_file(number) for number in range(len(manifest.builds)))
-    for part in manifest.parts:
-        yield from (part_file(part.number, kind) for kind in part.files)

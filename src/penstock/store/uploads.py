@@ -5,7 +5,7 @@ written. If there is one, it must have the same contents: then an earlier run ha
 another process that builds the same store.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -13,6 +13,8 @@ from typing import TypeVar
 from penstock.errors import ConflictError, MissingStoreError, StoreError
 from penstock.remote import Objects
 from penstock.store.copies import read_recorded
+from penstock.store.journal import SealedSlice
+from penstock.store.manifest import Manifest, part_file, rejects_file
 from penstock.store.parts import REPAIR_ADVICE
 from penstock.store.verify import file_problem
 
@@ -107,3 +109,17 @@ def as_name(side: str, file: str) -> str:
     ('train/penstock.json', 'penstock.json')
     """
     return f"{side}/{file}" if side else file
+
+
+def objects_of(record: SealedSlice) -> Iterator[tuple[str, int, str, str]]:
+    """The name, size, SHA-256 and side of each file of a sealed slice."""
+    for side, part in record.parts.items():
+        for kind, (size, digest) in part.files.items():
+            yield as_name(side, part_file(part.number, kind)), size, digest, side
+
+
+def files_of(manifest: Manifest) -> Iterator[str]:
+    """The names of all files of a store, except its manifest."""
+    yield from (rejects_file(number) for number in range(len(manifest.builds)))
+    for part in manifest.parts:
+        yield from (part_file(part.number, kind) for kind in part.files)
