@@ -87,6 +87,7 @@ REACHED_FROM = {
     "order.steps": ["Loader"],
     "preprocess:main": ["python -m penstock.preprocess"],
     "recipe": ["penstock train"],
+    "remote.cache": ["TokenStore"],
     "rows.pieces": ["Packs", "Documents"],
     "sources": READERS,
     "store": BUILDERS,
@@ -143,7 +144,7 @@ FIELDS = {
     "part_rows",
 }
 # Words that follow the name of the package in a sentence.
-VERBS = {"cannot", "does", "reads", "renders", "that", "to"}
+VERBS = {"cannot", "does", "keeps", "reads", "renders", "that", "to"}
 
 CALL = re.compile(r"((?:\w+\.)*\w+)\(([^()]*(?:=|…)[^()]*)\)")
 ARGUMENT = re.compile(r"(?<![\w.{-])([a-z][a-z_]+)=(\{\})?")

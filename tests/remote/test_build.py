@@ -96,6 +96,23 @@ def test_a_remote_store_has_the_bytes_of_a_local_one(bucket, url, inputs, local)
     assert url in repr(store)
 
 
+def test_every_object_is_signed_with_its_digest(bucket, url, inputs):
+    """So a server that checks signatures, as S3 does, refuses bytes that changed on the way."""
+    signed = []
+
+    def on_request(request):
+        if request.method == "PUT":
+            claimed = re.search(rb"(?im)^x-amz-content-sha256: *(\w+)", request.head)
+            digest = hashlib.sha256(request.body).hexdigest()
+            signed.append(claimed is not None and claimed[1].decode() == digest)
+
+    bucket.proxy.set(on_request=on_request)
+    build(inputs, url)
+
+    assert len(signed) > 15
+    assert all(signed)
+
+
 def test_an_append_gives_the_bytes_of_a_local_append(bucket, url, inputs, more, tmp_path, sums):
     for place in (tmp_path / "local", url):
         build(inputs, place)
@@ -560,4 +577,27 @@ def test_the_command_builds_and_inspects_a_remote_store(bucket, inputs, invoke, 
 def test_process_workers_make_the_same_remote_store(bucket, url, inputs, local):
     build(inputs, url, workers="processes", threads=4)
 
+    assert found(bucket) == local
+
+
+def test_a_lost_answer_and_wrong_bytes_are_not_another_writer(bucket, url, inputs, local):
+    """The claim succeeds without an answer; when it is read to compare it, a byte is wrong."""
+    seen = []
+
+    def on_request(request):
+        if request.path.endswith(("/settings.json", "/penstock.json")):
+            seen.append((request.method, request.path))
+            puts, gets = (seen.count((method, request.path)) for method in ("PUT", "GET"))
+            is_lost = request.method == "PUT" and puts == 1
+            is_wrong = request.method == "GET" and puts and gets < 3
+            kinds = ("hang",) if is_lost else ("wrong",)
+            bucket.proxy.rate, bucket.proxy.kinds = float(is_lost or is_wrong), kinds
+        else:
+            bucket.proxy.rate = 0.0
+
+    bucket.proxy.set(stall_seconds=0.1, on_request=on_request)
+    build(inputs, url, threads=1)
+
+    assert bucket.proxy.faults["hang"] == 2
+    assert bucket.proxy.faults["wrong"] >= 2
     assert found(bucket) == local

@@ -159,9 +159,12 @@ def test_a_killed_copy_is_resumed(points, bucket, store, tmp_path, sums, figure)
         assert kill_at(bucket, store, f"{bucket.url}/{point}", point) or point > 11
         penstock.copy(store, f"{bucket.url}/{point}")
         assert found(bucket, str(point)) == expected
-        assert kill_at(bucket, f"{bucket.url}/{point}", tmp_path / str(point), point, "GET")
-        with pytest.raises(MissingStoreError):
-            penstock.TokenStore(tmp_path / str(point))
+        # The manifest and nine files are read.
+        is_killed = kill_at(bucket, f"{bucket.url}/{point}", tmp_path / str(point), point, "GET")
+        assert is_killed or point > 9
+        if is_killed:
+            with pytest.raises(MissingStoreError):
+                penstock.TokenStore(tmp_path / str(point))
         penstock.copy(f"{bucket.url}/{point}", tmp_path / str(point))
         assert sums(tmp_path / str(point)) == expected
     figure(f"copies to and from object storage killed at {len(points)} requests each")

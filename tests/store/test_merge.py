@@ -256,6 +256,15 @@ def test_one_store_is_not_a_merge(stores, tmp_path):
         penstock.merge(stores, tmp_path / "merged")
 
 
+def test_stores_in_object_storage_are_not_merged_or_repaired(stores, tmp_path):
+    with pytest.raises(StoreError, match="s3://bucket/a is a URL, and this needs a directory"):
+        penstock.merge([stores[0], "s3://me:secret@bucket/a"], tmp_path / "merged")
+    with pytest.raises(StoreError, match=r"s3://bucket/a is a URL.*`penstock copy`"):
+        penstock.merge(stores, "s3://bucket/a")
+    with pytest.raises(StoreError, match="s3://bucket/a is a URL"):
+        penstock.repair("s3://bucket/a")
+
+
 @pytest.mark.parametrize("kind", ["origin", "checks"])
 def test_damage_in_a_file_that_is_written_again_is_not_hidden(kind, stores, tmp_path):
     flip(stores[1] / f"part-00000.{kind}.npy")

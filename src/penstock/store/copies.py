@@ -11,6 +11,7 @@ from pathlib import Path
 
 from penstock.errors import MissingStoreError, StoreError
 from penstock.paths import NamedFile
+from penstock.remote.address import StoreUrl, store_path
 from penstock.store.files import remove_file, write_file
 from penstock.store.folders import open_to_read, opened
 from penstock.store.parts import REPAIR_ADVICE
@@ -20,6 +21,17 @@ _BLOCK_BYTES = 1 << 20
 # Another file system, one without links, too many links of a file, or a file of another user
 # (fs.protected_hardlinks of Linux).
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
+
+
+def on_this_machine(path: str | os.PathLike[str] | StoreUrl) -> Path:
+    """`path` as a path; raises if it is the URL of a remote store."""
+    place = store_path(path)
+    if isinstance(place, StoreUrl):
+        raise StoreError(
+            f"{place} is a URL, and this needs a directory of this machine. `penstock copy` (in "
+            "Python, penstock.copy) copies stores from and to object storage."
+        )
+    return place
 
 
 def link_file(source: Path, target: Path, size: int, digest: str) -> None:

@@ -26,18 +26,19 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from penstock.digest import digest_bytes, parse_checked
-from penstock.errors import ConflictError, MissingStoreError, StoreError, TokenMismatchError
+from penstock.errors import (
+    ConflictError,
+    MissingStoreError,
+    RemoteError,
+    StoreError,
+    TokenMismatchError,
+)
 from penstock.remote import ObjectInfo, open_objects
 from penstock.remote.address import StoreUrl
 from penstock.store.files import cache_directory, make_directory, read_file, remove_file, write_file
 from penstock.store.folders import remove_tree
 from penstock.store.journal import Journal, SealedSlice
-from penstock.store.manifest import (
-    FILE_NAME,
-    Manifest,
-    parse_manifest,
-    rejects_file,
-)
+from penstock.store.manifest import FILE_NAME, Manifest, parse_manifest, rejects_file
 from penstock.store.part import SIDES
 from penstock.store.remote_manifest import fetch_table
 from penstock.store.uploads import as_name, files_of, in_threads, objects_of, upload_file
@@ -204,10 +205,14 @@ class Destination:
         try:
             self._objects.put(_SETTINGS, data, if_absent=True)
         except ConflictError:
-            raise StoreError(
-                f"Another process began to write {self.shown} at the same moment, so this one "
-                "stops. It has written nothing. Wait until the other one ends, and run this again."
-            ) from None
+            # Ours, if the answer to an earlier attempt was lost; or those of the same build, which
+            # makes the same objects.
+            if not self._holds(_SETTINGS, data, parse_checked):
+                raise StoreError(
+                    f"Another process began to write {self.shown} at the same moment, so this one "
+                    "stops. It has written nothing. Wait until the other one ends, and run this "
+                    "again."
+                ) from None
         self._settings = data
         # Another process may have begun and finished after `pull`.
         for side in ("", *SIDES):
@@ -322,14 +327,23 @@ class Destination:
         try:
             self._objects.put(name, data, if_absent=version is None, if_match=version)
         except ConflictError:
-            with suppress(MissingStoreError):
-                if self._objects.read(name) == data:
-                    return  # another process has built the same store
-            raise StoreError(
-                f"Another process committed {self.shown} first, so this one did not. What is there "
-                "now is the store of the other one, whole and unchanged. Run this again, to see "
-                "what it holds, or use another URL."
-            ) from None
+            # Equal, if the answer to an earlier attempt was lost, or another process has built the
+            # same store.
+            if not self._holds(name, data, partial(parse_manifest, path=self._url)):
+                raise StoreError(
+                    f"Another process committed {self.shown} first, so this one did not. What is "
+                    "there now is the store of the other one, whole and unchanged. Run this again, "
+                    "to see what it holds, or use another URL."
+                ) from None
+
+    def _holds(self, name: str, data: bytes, parse: Callable[[bytes], object]) -> bool:
+        """Whether an object has these contents; false if it was deleted, or is damaged."""
+        try:
+            return self._read(name, parse)[0] == data
+        except RemoteError:
+            raise
+        except ValueError:
+            return False
 
     def end(self) -> None:
         """Remove the journal from object storage, unless it belongs to another build by now."""

@@ -22,11 +22,11 @@ import numpy as np
 
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
-from penstock.paths import expand_user
+from penstock.remote.address import StoreUrl
 from penstock.store.beside import made_beside, refuse_occupied, remove_others
 from penstock.store.blocks import num_blocks
 from penstock.store.commit import manifest_contents
-from penstock.store.copies import link_file, read_recorded
+from penstock.store.copies import link_file, on_this_machine, read_recorded
 from penstock.store.files import (
     HEADER_BYTES,
     array_layout,
@@ -53,7 +53,7 @@ from penstock.store.merge_sources import MergeSource, open_source, refuse_twice,
 from penstock.store.reader import TokenStore
 from penstock.store.sides import generation_of
 
-Place = str | os.PathLike[str]
+Place = str | os.PathLike[str] | StoreUrl
 
 
 def merge(
@@ -88,14 +88,14 @@ def merge(
     ...     print([merged.decode(number) for number in range(2)])
     ['To be,', 'or not to be.']
     """
-    if isinstance(stores, str | os.PathLike) or len(stores) < 2:
+    if isinstance(stores, str | os.PathLike | StoreUrl) or len(stores) < 2:
         raise StoreError(
             f"merge needs at least two stores, as a list of directories; got {stores!r:.200}."
         )
-    sources = [open_source(expand_user(each)) for each in stores]
+    directory = on_this_machine(store)
+    sources = [open_source(on_this_machine(each)) for each in stores]
     refuse_unlike(sources)
     refuse_twice(sources)
-    directory = expand_user(store)
     with room_for(directory):
         directory.mkdir(parents=True, exist_ok=True)
     merged = {side: _Side(side, sources) for side in sources[0].sides}

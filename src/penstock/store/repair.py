@@ -19,6 +19,7 @@ from pathlib import Path
 
 from penstock.errors import DiskFullError, SourceError, StoreError
 from penstock.sources.settings import Texts
+from penstock.store.copies import on_this_machine
 from penstock.store.files import remove_file, room_for, sync_directory, write_file
 from penstock.store.folders import opened, remove_tree
 from penstock.store.inputs import reject_lines
@@ -82,7 +83,7 @@ def repair(
     ['part-00000.tokens.npy']
     """
     places = [inputs] if isinstance(inputs, str | os.PathLike | Texts) else list(inputs or ())
-    root, sides = _sides(Path(store))
+    root, sides = _sides(on_this_machine(store))
     with room_for(root), locked(root):
         if Journal(root).exists:
             raise StoreError(
