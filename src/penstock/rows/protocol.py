@@ -188,8 +188,7 @@ class WrappedRows(Rows):
         self.length, self.stream, self.stride = self.rows.length, self.rows.stream, self.rows.stride
         self.side, self.multiple = self.rows.side, self.rows.multiple
         self.gives_positions = self.rows.gives_positions
-        self.gives_loss = self.rows.gives_loss
-        self.gives_labels = self.rows.gives_labels
+        self.gives_loss, self.gives_labels = self.rows.gives_loss, self.rows.gives_labels
         self.whole_documents, self.part_rows = self.rows.whole_documents, self.rows.part_rows
         self.tokenizer_digest, self.is_remote = self.rows.tokenizer_digest, self.rows.is_remote
 
@@ -219,7 +218,7 @@ class WrappedRows(Rows):
         self.rows.read_ahead(samples)
 
     def missing_files(self, samples: Integers) -> "list[MissingFile]":
-        """Return the files of remote stores that are not here."""
+        """As `Rows.missing_files`."""
         return self.rows.missing_files(samples)
 
     def widths(self, samples: Integers) -> Integers:
