@@ -6,15 +6,13 @@
     s3://bucket/owt/part-00007.tokens.npy          a file of a part; put if absent
     s3://bucket/owt/penstock.json                  put last: if absent, or if still the same version
 
-The parts of a build are made in a staging directory on this machine, by the code that makes every
-store. Each part is sent when it is sealed, and then deleted here. Everything that a killed build
-needs to be resumed is in object storage, so another machine can resume it. At the beginning, the
-staging directory gets the manifest and the journal that are in object storage, and nothing else.
+The parts of a build are made in a staging directory on this machine. Each is sent when it is
+sealed, and then deleted here. Everything that a killed build needs to be resumed is in object
+storage, so another machine can resume it.
 
 Object storage has no locks. `settings.json` says who writes: a build with other settings is
 refused. A build with the same settings makes the same bytes, so two of them do no harm. No object
-of a store is ever replaced, except the manifest by an append, and that only if nobody else has
-replaced it.
+is ever replaced, except the manifest by an append, and only if nobody else has replaced it.
 """
 
 import re
@@ -36,7 +34,7 @@ from penstock.errors import (
 from penstock.remote import ObjectInfo, open_objects
 from penstock.remote.address import StoreUrl
 from penstock.store.files import cache_directory, make_directory, read_file, remove_file, write_file
-from penstock.store.folders import remove_tree
+from penstock.store.folders import empty_directory
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.manifest import FILE_NAME, Manifest, parse_manifest, rejects_file
 from penstock.store.part import SIDES
@@ -48,8 +46,7 @@ WRITABLE = ("s3", "gs", "az")
 BUILDING = ".building"
 """The directory of the journal, below the URL of a store."""
 _SETTINGS = f"{BUILDING}/settings.json"
-_ATTEMPTS = 3
-_SHOWN = 5
+_ATTEMPTS, _SHOWN = 3, 5
 # The files of a store besides its manifests.
 _OURS = re.compile(
     r"(train/|val/)?(part-\d+\.(tokens|bounds|origin|loss|checks)\.npy|parts-[0-9a-f]{16}\.npy"
@@ -114,11 +111,7 @@ class Destination:
 
     def empty_staging(self) -> None:
         """Delete everything in the staging directory; the caller holds its lock."""
-        for path in self.staging.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                remove_tree(path)
-            elif path.name != ".lock":
-                remove_file(path)
+        empty_directory(self.staging)
 
     def _pull_record(self, name: str) -> None:
         file = name.removeprefix(f"{BUILDING}/")

@@ -276,3 +276,12 @@ def _not_regular(path: Path) -> StoreError:
     return StoreError(
         f"{path} is not a regular file, but a directory, a pipe or a device. Delete or move it."
     )
+
+
+def empty_directory(directory: Path) -> None:
+    """Delete everything in a directory, except its lock file; the caller holds the lock."""
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            remove_tree(path)
+        elif path.name != ".lock":
+            path.unlink()
