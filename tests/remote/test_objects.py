@@ -110,6 +110,8 @@ def test_objects_work_in_a_forked_process_and_pickled(s3, tmp_path):
                 objects.put("file", b"other", if_absent=True)
             with pytest.raises(MissingStoreError, match="gone does not exist"):
                 objects.read("gone")
+            with pytest.raises(FileNotFoundError, match="No such file or directory.*copy"):
+                objects.download("file", tmp_path / "no folder" / "copy", 100_000)
             status = 0
         finally:
             os._exit(status)
@@ -123,6 +125,13 @@ def test_objects_work_in_a_forked_process_and_pickled(s3, tmp_path):
 def test_other_urls_are_refused_without_secrets(url):
     with pytest.raises(StoreError, match="is not the URL of a remote store") as caught:
         open_objects(url)
+    assert "pass-word" not in str(caught.value)
+    assert "0123abcd" not in str(caught.value)
+
+
+def test_an_hf_url_without_a_repository_is_refused_without_secrets():
+    with pytest.raises(StoreError, match="'hf://datasets/x' does not name a repository") as caught:
+        open_objects(f"hf://{SECRET}datasets/x{QUERY}").read("file")
     assert "pass-word" not in str(caught.value)
     assert "0123abcd" not in str(caught.value)
 
