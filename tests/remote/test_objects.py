@@ -110,7 +110,7 @@ def test_objects_work_in_a_forked_process_and_pickled(s3, tmp_path):
                 objects.put("file", b"other", if_absent=True)
             with pytest.raises(MissingStoreError, match="gone does not exist"):
                 objects.read("gone")
-            with pytest.raises(FileNotFoundError, match="No such file or directory.*copy"):
+            with pytest.raises(FileNotFoundError, match=r"No such file or directory.*copy"):
                 objects.download("file", tmp_path / "no folder" / "copy", 100_000)
             status = 0
         finally:

@@ -345,6 +345,13 @@ def test_a_limit_below_one_part_is_an_error(remote, monkeypatch):
         ps.TokenStore(remote).document(0)
 
 
+def test_a_limit_takes_the_units_that_a_limit_of_memory_takes(remote, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE_BYTES", "1 KiB")
+
+    with pytest.raises(StoreError, match="only 1,024 bytes of"):
+        ps.TokenStore(remote).document(0)
+
+
 @pytest.mark.parametrize("value", ["much", "-5", "1XB"])
 def test_a_limit_that_is_no_size_is_refused(remote, monkeypatch, value):
     monkeypatch.setenv("PENSTOCK_CACHE_BYTES", value)

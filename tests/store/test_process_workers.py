@@ -421,7 +421,9 @@ def test_many_threads_and_much_text_are_needed_to_use_processes_by_default(
 
 
 def test_an_unknown_kind_of_workers_is_refused(mixed, tmp_path):
-    with pytest.raises(StoreError, match=r'workers=\'gpus\' is not known.*"threads", "processes"'):
+    with pytest.raises(
+        StoreError, match=r'workers=\'gpus\' \(--workers\) is not known.*"threads", "processes"'
+    ):
         penstock.build(mixed, tmp_path / "store", workers="gpus")
 
 

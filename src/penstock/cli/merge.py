@@ -1,30 +1,34 @@
 """`penstock merge`: one store of the documents of several."""
 
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from penstock.cli import options
-from penstock.cli.options import by_side, open_at, path_option
+from penstock.cli.options import Anywhere, by_side, open_at
 from penstock.cli.progress import bar
 from penstock.cli.terminal import print_json, store_json, visible, write
 from penstock.cli.units import duration_text, number_of
-from penstock.paths import expand_user
+from penstock.remote.address import store_path
 
 
 def merge_command(
     stores: Annotated[
-        list[Path],
+        list[Anywhere],
         typer.Argument(
             metavar="STORES",
             show_default=False,
-            parser=expand_user,
+            parser=store_path,
             help="The directories of two stores or more.",
         ),
     ],
-    store: Annotated[Path, path_option("The directory to write.", "STORE", "--output", "-o")],
+    store: Annotated[
+        Anywhere,
+        typer.Option(
+            "--output", "-o", metavar="STORE", parser=store_path, help="The directory to write."
+        ),
+    ],
     as_json: options.AsJson = False,
 ) -> None:
     """Make one store of the documents of several.

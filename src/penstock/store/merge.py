@@ -22,7 +22,7 @@ import numpy as np
 
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
-from penstock.paths import expand_user
+from penstock.remote.address import StoreUrl, store_path
 from penstock.store.beside import made_beside, refuse_occupied, remove_others
 from penstock.store.blocks import num_blocks
 from penstock.store.commit import manifest_contents
@@ -53,7 +53,7 @@ from penstock.store.merge_sources import MergeSource, open_source, refuse_twice,
 from penstock.store.reader import TokenStore
 from penstock.store.sides import generation_of
 
-Place = str | os.PathLike[str]
+Place = str | os.PathLike[str] | StoreUrl
 
 
 def merge(
@@ -88,14 +88,14 @@ def merge(
     ...     print([merged.decode(number) for number in range(2)])
     ['To be,', 'or not to be.']
     """
-    if isinstance(stores, str | os.PathLike) or len(stores) < 2:
+    if isinstance(stores, str | os.PathLike | StoreUrl) or len(stores) < 2:
         raise StoreError(
             f"merge needs at least two stores, as a list of directories; got {stores!r:.200}."
         )
-    sources = [open_source(expand_user(each)) for each in stores]
+    directory = _directory_of(store)
+    sources = [open_source(_directory_of(each)) for each in stores]
     refuse_unlike(sources)
     refuse_twice(sources)
-    directory = expand_user(store)
     with room_for(directory):
         directory.mkdir(parents=True, exist_ok=True)
     merged = {side: _Side(side, sources) for side in sources[0].sides}
@@ -103,6 +103,18 @@ def merge(
         if not _is_done(directory, merged):
             _make(directory, sources, merged, progress)
     return TokenStore(directory / sources[0].names[0])
+
+
+def _directory_of(place: Place) -> Path:
+    """The directory of a store, which must be on this machine."""
+    found = store_path(place)
+    if isinstance(found, StoreUrl):
+        raise StoreError(
+            f"{found} is in object storage, but merge reads and writes directories. Copy the "
+            "stores to this machine first, and the merged store back, with `penstock copy` (in "
+            "Python, penstock.copy)."
+        )
+    return found
 
 
 class _Side:
