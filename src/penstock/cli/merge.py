@@ -3,10 +3,8 @@
 import time
 from typing import Annotated
 
-import typer
-
 from penstock.cli import options
-from penstock.cli.options import Anywhere, by_side, open_at
+from penstock.cli.options import argument, by_side, open_at, option
 from penstock.cli.progress import bar
 from penstock.cli.terminal import print_json, store_json, visible, write
 from penstock.cli.units import duration_text, number_of
@@ -14,21 +12,8 @@ from penstock.remote.address import store_path
 
 
 def merge_command(
-    stores: Annotated[
-        list[Anywhere],
-        typer.Argument(
-            metavar="STORES",
-            show_default=False,
-            parser=store_path,
-            help="The directories of two stores or more.",
-        ),
-    ],
-    store: Annotated[
-        Anywhere,
-        typer.Option(
-            "--output", "-o", metavar="STORE", parser=store_path, help="The directory to write."
-        ),
-    ],
+    stores: Annotated[list[str], argument("The directories of two stores or more.", "STORES")],
+    store: Annotated[str, option("The directory to write.", "STORE", "--output", "-o")],
     as_json: options.AsJson = False,
 ) -> None:
     """Make one store of the documents of several.
@@ -54,7 +39,7 @@ def merge_command(
                 done, total, f"{done:,} of {number_of(total, 'part')}"
             ),
         )
-    made = open_at(store)
+    made = open_at(store_path(store))
     if as_json:
         print_json(by_side({side: store_json(each) for side, each in made.items()}))
         return
