@@ -21,6 +21,7 @@ from penstock.order import Block
 from penstock.remote import open_objects
 from penstock.sources.slices import cut
 from penstock.store import open_sides
+from penstock.store.manifest import write_manifest
 
 PARTS = Block(rows="part", group=4)
 
@@ -460,3 +461,33 @@ def test_kills_during_downloads_poison_nothing_and_block_nobody(
     store = ps.TokenStore(remote)
     assert all((a == b).all() for a, b in zip(ps.TokenStore(local), store, strict=True))
     assert not [name for name in cached() if name.endswith(".tmp")]
+
+
+@pytest.fixture
+def tabled(local, s3, tmp_path):
+    """The URL of the same store, with a table of its parts."""
+    shutil.copytree(local, tmp_path / "tabled", ignore=shutil.ignore_patterns(".*"))
+    found = ps.TokenStore(local).manifest
+    contents = {key: value for key, value in found.contents.items() if key != "digest"}
+    write_manifest(tmp_path / "tabled", contents, found.parts, most_listed=2)
+    upload(tmp_path / "tabled", f"{s3}/tabled")
+    return f"{s3}/tabled"
+
+
+def test_a_remote_store_with_a_table_of_parts_is_read_and_copied(local, tabled, tmp_path):
+    there, here = ps.TokenStore(tabled), ps.TokenStore(local)
+
+    assert all((a == b).all() for a, b in zip(here, there, strict=True))
+    assert ps.copy(tabled, tmp_path / "copy").digest == there.digest
+    ps.verify(tmp_path / "copy")
+    ps.copy(tmp_path / "copy", f"{tabled}-2")
+    ps.verify(f"{tabled}-2")
+
+
+def test_a_missing_table_of_parts_is_named(tabled):
+    objects = open_objects(tabled)
+    (name,) = (name for name, _ in objects.list() if name.startswith("parts-"))
+    objects.delete(name)
+
+    with pytest.raises(RemoteError, match=rf"^{tabled}/{name} is missing\. It lists the parts"):
+        ps.TokenStore(tabled)

@@ -125,7 +125,7 @@ def _matching(inputs: Sequence[str], file: str) -> list[int]:
 def _search(store: TokenStore, file: int, record: int) -> tuple[int, int]:
     """Return the documents `[first, stop)` of a record of an input, by its number."""
     # The origins of all documents ascend, by input and then by record.
-    ends = np.cumsum([0] + [part.num_documents for part in store.manifest.parts])
+    ends = np.cumsum(np.append(0, store.manifest.part_documents))
     low, high = 0, len(store.manifest.parts)
     while low < high:  # the first part whose last document is not before the record
         middle = (low + high) // 2
@@ -206,7 +206,7 @@ def document_span(rows: Rows, member: int, store: TokenStore, document: int) -> 
         len(each.manifest.parts) if isinstance(each, TokenStore) else 1
         for each in stream.members[:member]
     )
-    ends = np.cumsum([part.num_documents for part in store.manifest.parts])
+    ends = np.cumsum(store.manifest.part_documents)
     part = int(np.searchsorted(ends, document, side="right"))
     within = document - int(ends[part] - store.manifest.parts[part].num_documents)
     bounds = store.part_array(part, "bounds")

@@ -91,8 +91,7 @@ class _Search:
         # Whether the bytes of some tokens are those of each token, concatenated. A decoder of
         # Hugging Face may add or remove spaces between tokens, so it gets whole documents.
         self._joins = not isinstance(tokenizer.engine, TokenizersEngine)
-        parts = store.manifest.parts
-        self._first = np.cumsum([0] + [part.num_documents for part in parts])
+        self._first = np.cumsum(np.append(0, store.manifest.part_documents))
         self._sizes: dict[int, int] = {}  # bytes of a token, as far as they were needed
 
     def part(self, part: int) -> list[TextMatch]:
