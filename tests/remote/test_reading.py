@@ -17,11 +17,14 @@ from typer.testing import CliRunner
 import penstock as ps
 from penstock.cli.app import app
 from penstock.errors import MissingStoreError, RemoteError, ResumeError, StoreError
+from penstock.inspect import compare_runs, inspect_step, open_run
 from penstock.order import Block
+from penstock.recipe import parse_recipe
 from penstock.remote import open_objects
 from penstock.sources.slices import cut
 from penstock.store import open_sides
 from penstock.store.manifest import write_manifest
+from penstock.train.command import run_recipe
 
 PARTS = Block(rows="part", group=4)
 
@@ -491,3 +494,16 @@ def test_a_missing_table_of_parts_is_named(tabled):
 
     with pytest.raises(RemoteError, match=rf"^{tabled}/{name} is missing\. It lists the parts"):
         ps.TokenStore(tabled)
+
+
+def test_a_run_that_has_read_a_remote_store_is_inspected_by_its_directory(remote, tmp_path):
+    model = {"size": "nano", "layers": 1, "width": 8, "heads": 1}
+    training = {"steps": 2, "batch_size": 2, "save_every": 2, "val_every": 2}
+    data = {"train": remote, "length": 16}
+    tables = {"output": str(tmp_path / "run"), "data": data, "model": model, "training": training}
+    run_recipe(parse_recipe(tables, "a test"), device="cpu", log=lambda _: None)
+
+    opened = open_run(str(tmp_path / "run"))
+    rows = inspect_step(opened.plan, opened.steps, 2).rows
+    assert [each.documents[0].store for each in rows] == [remote, remote]
+    assert compare_runs(str(tmp_path / "run"), str(tmp_path / "run")).identical_steps == (2, 2)

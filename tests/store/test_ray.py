@@ -550,7 +550,9 @@ def test_tasks_in_flight_are_bounded_by_cores_threads_and_memory(task, options):
 
 
 def test_workers_with_another_name_are_refused(inputs, tmp_path):
-    with pytest.raises(StoreError, match=r"workers='dask' is not known.*\"ray://HOST:PORT\""):
+    with pytest.raises(
+        StoreError, match=r"workers='dask' \(--workers\) is not known.*\"ray://HOST:PORT\""
+    ):
         penstock.build(inputs, tmp_path / "store", workers="dask")
 
 
