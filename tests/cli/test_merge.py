@@ -23,3 +23,15 @@ def test_the_field_that_differs_is_named(tmp_path, invoke):
 
     assert "eos_id: 256 -> None" in invoke("merge", "a", "b", "-o", "merged", code=1).stderr
     assert "at least two stores" in invoke("merge", "a", "-o", "merged", code=1).stderr
+
+
+def test_stores_in_object_storage_are_refused_with_a_way_to_merge_them(tmp_path, invoke):
+    for name in "ab":
+        ps.build(Texts([f"one {name}"]), name, tokenizer="bytes")
+
+    shown = invoke("merge", "s3://bucket/a", "b", "-o", "merged", code=1).stderr
+    assert "s3://bucket/a is in object storage" in shown
+    shown = invoke("merge", "a", "b", "-o", "https://me:word@host/x?sig=1", code=1).stderr
+    assert "https://host/x is in object storage" in shown
+    assert "penstock copy" in shown
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]

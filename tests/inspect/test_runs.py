@@ -111,6 +111,16 @@ def test_run_json_has_the_settings_after_all_changes(here):
     assert record["plan"] == open_run("run").plan.digest
 
 
+def test_run_json_has_no_password_or_signature_of_a_url(tmp_path):
+    text = RECIPE.format(output="run", web="https://me:pass-word@host/web?sig=0123abcd")
+    (tmp_path / "recipe.toml").write_text(text)
+
+    tables = json.dumps(recipe_tables(read_recipe(tmp_path / "recipe.toml")))
+    assert '"train": "https://host/web"' in tables
+    assert "pass-word" not in tables
+    assert "0123abcd" not in tables
+
+
 def test_a_forecast_is_what_the_run_has_read(here):
     opened = open_run("run.toml")
     found = forecast(opened)

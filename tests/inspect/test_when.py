@@ -223,3 +223,29 @@ def test_texts_of_a_plan_are_found_in_every_source_with_their_progress(stores):
         assert positions
         for position in positions:
             assert any(origin.document == each.document for origin in plan.origins(position))
+
+
+class Borrowed:
+    """Rows of a user, which have the stream of other rows."""
+
+    def __init__(self, rows):
+        self.stream, self.length, self.spans = rows.stream, rows.length, rows.spans
+        self.read, self.digest, self._size = rows.read, rows.digest, len(rows)
+
+    def __len__(self):
+        return self._size
+
+
+def test_rows_of_a_user_are_found_by_their_own_method_and_never_said_to_be_unseen(tmp_path):
+    ps.build(ps.Texts(["one two", "three"] * 20), tmp_path / "store", tokenizer="bytes")
+    windows = ps.Windows(tmp_path / "store", length=8)
+    rows, mute = Borrowed(windows), Borrowed(windows)
+    rows.holding = windows.holding
+    steps = RunSteps(Steps(4))
+    (first, *_) = find_texts(ps.Plan(windows, seed=1), "three")
+    name = first.source
+
+    expected = when(ps.Plan({name: windows}, seed=1), steps, first, 40)
+    assert when(ps.Plan({name: rows}, seed=1), steps, first, 40) == expected != []
+    with pytest.raises(NotImplementedError, match=r"no method holding\(start, stop\)"):
+        when(ps.Plan({name: mute}, seed=1), steps, first, 40)

@@ -11,6 +11,8 @@ import pytest
 
 from penstock.errors import ConflictError, MissingStoreError, RemoteError, StoreError
 from penstock.remote import open_objects
+from penstock.remote.cache import FileCache, RemoteFile
+from penstock.remote.downloads import MissingFile, _Downloads
 
 SECRET = "me:pass-word@"
 QUERY = "?X-Amz-Signature=0123abcd"
@@ -110,6 +112,8 @@ def test_objects_work_in_a_forked_process_and_pickled(s3, tmp_path):
                 objects.put("file", b"other", if_absent=True)
             with pytest.raises(MissingStoreError, match="gone does not exist"):
                 objects.read("gone")
+            with pytest.raises(FileNotFoundError, match=r"No such file or directory.*copy"):
+                objects.download("file", tmp_path / "no folder" / "copy", 100_000)
             status = 0
         finally:
             os._exit(status)
@@ -123,6 +127,13 @@ def test_objects_work_in_a_forked_process_and_pickled(s3, tmp_path):
 def test_other_urls_are_refused_without_secrets(url):
     with pytest.raises(StoreError, match="is not the URL of a remote store") as caught:
         open_objects(url)
+    assert "pass-word" not in str(caught.value)
+    assert "0123abcd" not in str(caught.value)
+
+
+def test_an_hf_url_without_a_repository_is_refused_without_secrets():
+    with pytest.raises(StoreError, match="'hf://datasets/x' does not name a repository") as caught:
+        open_objects(f"hf://{SECRET}datasets/x{QUERY}").read("file")
     assert "pass-word" not in str(caught.value)
     assert "0123abcd" not in str(caught.value)
 
@@ -357,3 +368,28 @@ except penstock.errors.MissingExtraError as error:
     printed = python(code).stdout
     assert printed.endswith('Install it with: pip install "penstock[remote]"\n')
     assert "pw" not in printed
+
+
+def test_files_that_are_asked_for_at_once_are_downloaded_at_once(web, monkeypatch, tmp_path):
+    """Also if one thread has ended its first download, and is idle."""
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
+    cache = FileCache(open_objects(f"http://{web.host}"), 1_000_000)
+    bodies = [f"{number:03d}".encode() for number in range(100)]
+    files = [RemoteFile(each.decode(), 3, hashlib.sha256(each).hexdigest()) for each in bodies]
+    # A lock is shared by files whose digests begin alike.
+    first, *others = {file.sha256[:2]: file for file in files}.values()
+    together = threading.Barrier(4)
+
+    def answer(handler):
+        name = handler.path.strip("/")
+        if name != first.name:
+            together.wait(30)  # breaks, and so ends the download, if fewer requests come
+        whole(name.encode())(handler)
+
+    web.answers = [answer]
+    downloads = _Downloads()
+    downloads.begin(MissingFile(cache, first), is_urgent=True).result(60)
+    asked = [downloads.begin(MissingFile(cache, each), is_urgent=True) for each in others[:4]]
+
+    assert all(each.result(60) for each in asked)
+    assert not together.broken

@@ -17,10 +17,14 @@ from typer.testing import CliRunner
 import penstock as ps
 from penstock.cli.app import app
 from penstock.errors import MissingStoreError, RemoteError, ResumeError, StoreError
+from penstock.inspect import compare_runs, inspect_step, open_run
 from penstock.order import Block
+from penstock.recipe import parse_recipe
 from penstock.remote import open_objects
 from penstock.sources.slices import cut
 from penstock.store import open_sides
+from penstock.store.manifest import write_manifest
+from penstock.train.command import run_recipe
 
 PARTS = Block(rows="part", group=4)
 
@@ -345,6 +349,13 @@ def test_a_limit_below_one_part_is_an_error(remote, monkeypatch):
         ps.TokenStore(remote).document(0)
 
 
+def test_a_limit_takes_the_units_that_a_limit_of_memory_takes(remote, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE_BYTES", "1 KiB")
+
+    with pytest.raises(StoreError, match="only 1,024 bytes of"):
+        ps.TokenStore(remote).document(0)
+
+
 @pytest.mark.parametrize("value", ["much", "-5", "1XB"])
 def test_a_limit_that_is_no_size_is_refused(remote, monkeypatch, value):
     monkeypatch.setenv("PENSTOCK_CACHE_BYTES", value)
@@ -455,3 +466,46 @@ def test_kills_during_downloads_poison_nothing_and_block_nobody(
     store = ps.TokenStore(remote)
     assert all((a == b).all() for a, b in zip(ps.TokenStore(local), store, strict=True))
     assert not [name for name in cached() if name.endswith(".tmp")]
+
+
+@pytest.fixture
+def tabled(local, s3, tmp_path):
+    """The URL of the same store, with a table of its parts."""
+    shutil.copytree(local, tmp_path / "tabled", ignore=shutil.ignore_patterns(".*"))
+    found = ps.TokenStore(local).manifest
+    contents = {key: value for key, value in found.contents.items() if key != "digest"}
+    write_manifest(tmp_path / "tabled", contents, found.parts, most_listed=2)
+    upload(tmp_path / "tabled", f"{s3}/tabled")
+    return f"{s3}/tabled"
+
+
+def test_a_remote_store_with_a_table_of_parts_is_read_and_copied(local, tabled, tmp_path):
+    there, here = ps.TokenStore(tabled), ps.TokenStore(local)
+
+    assert all((a == b).all() for a, b in zip(here, there, strict=True))
+    assert ps.copy(tabled, tmp_path / "copy").digest == there.digest
+    ps.verify(tmp_path / "copy")
+    ps.copy(tmp_path / "copy", f"{tabled}-2")
+    ps.verify(f"{tabled}-2")
+
+
+def test_a_missing_table_of_parts_is_named(tabled):
+    objects = open_objects(tabled)
+    (name,) = (name for name, _ in objects.list() if name.startswith("parts-"))
+    objects.delete(name)
+
+    with pytest.raises(RemoteError, match=rf"^{tabled}/{name} is missing\. It lists the parts"):
+        ps.TokenStore(tabled)
+
+
+def test_a_run_that_has_read_a_remote_store_is_inspected_by_its_directory(remote, tmp_path):
+    model = {"size": "nano", "layers": 1, "width": 8, "heads": 1}
+    training = {"steps": 2, "batch_size": 2, "save_every": 2, "val_every": 2}
+    data = {"train": remote, "length": 16}
+    tables = {"output": str(tmp_path / "run"), "data": data, "model": model, "training": training}
+    run_recipe(parse_recipe(tables, "a test"), device="cpu", log=lambda _: None)
+
+    opened = open_run(str(tmp_path / "run"))
+    rows = inspect_step(opened.plan, opened.steps, 2).rows
+    assert [each.documents[0].store for each in rows] == [remote, remote]
+    assert compare_runs(str(tmp_path / "run"), str(tmp_path / "run")).identical_steps == (2, 2)

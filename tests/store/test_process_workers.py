@@ -62,6 +62,11 @@ class Bytes:
         if not is_build:
             raise LookupError("no such word")
 
+    def refuse(self, is_build):
+        self.meet(is_build, 2)
+        if not is_build:
+            raise Refused("no such word", response=404)
+
     def die(self, is_build):
         self.meet(is_build, 2)
         if not is_build:
@@ -76,6 +81,12 @@ class Bytes:
         if not is_build:
             logging.getLogger("penstock").warning("a line from %d", os.getpid())
             warnings.warn("a warning of a library", stacklevel=1)
+
+class Refused(OSError):
+    "As errors of HTTP libraries are: pickle cannot make another one."
+
+    def __init__(self, text, *, response):
+        super().__init__(text)
 """
 
 
@@ -225,6 +236,20 @@ def test_an_error_of_a_worker_process_is_raised_and_says_where_it_was(
 
     assert "In a worker process:\nTraceback" in caught.value.__notes__[0]
     assert_gone(processes_met(tmp_path) - {os.getpid()})
+
+
+def test_an_error_that_cannot_be_sent_from_a_worker_process_ends_the_build_with_its_text(
+    mixed, tmp_path, small_slices, tokenizer
+):
+    with pytest.raises(RuntimeError, match="Refused: no such word\nIn a worker process:\nTrace"):
+        penstock.build(
+            mixed,
+            tmp_path / "store",
+            tokenizer=tokenizer("refuse"),
+            documents="lines",
+            workers="processes",
+            threads=4,
+        )
 
 
 def test_a_worker_process_that_is_killed_is_an_error_and_the_build_can_be_resumed(
@@ -396,7 +421,9 @@ def test_many_threads_and_much_text_are_needed_to_use_processes_by_default(
 
 
 def test_an_unknown_kind_of_workers_is_refused(mixed, tmp_path):
-    with pytest.raises(StoreError, match=r'workers=\'gpus\' is not known.*"threads", "processes"'):
+    with pytest.raises(
+        StoreError, match=r'workers=\'gpus\' \(--workers\) is not known.*"threads", "processes"'
+    ):
         penstock.build(mixed, tmp_path / "store", workers="gpus")
 
 

@@ -31,8 +31,10 @@ from penstock.errors import (
     TokenMismatchError,
     WorkerError,
 )
+from penstock.remote.address import StoreUrl
 from penstock.sources.slices import cut
 from penstock.store.build import begin
+from penstock.store.destination import Destination
 from penstock.store.job import BuildSettings, prepare
 from penstock.store.journal import Journal
 from penstock.store.ray_tasks import RayRunner, make_slice, remote_job
@@ -57,6 +59,7 @@ SLICE_BYTES = 2_000
 DRIVER = f"""
 import sys, time
 import penstock
+from penstock.remote.address import StoreUrl
 from penstock.sources.slices import cut
 
 class Slow:
@@ -376,6 +379,17 @@ def test_copies_of_a_task_at_the_same_time_give_the_same_bytes(task, sums):
     assert sums(job.directory) == once
 
 
+def test_a_node_without_the_staging_directory_says_how_to_build_to_object_storage(task):
+    pytest.importorskip("obstore", reason="needs penstock[remote]")
+    job, make = task()
+    there = remote_job(replace(job, remote=Destination(StoreUrl("s3://bucket/web"))))
+    sent = ray.put(ray.cloudpickle.dumps(there))
+    Journal(job.directory).end()
+
+    with pytest.raises(StoreError, match=r"cannot build s3://bucket/web: .* `penstock copy`"):
+        make_slice(penstock.__version__, [sent], make.args[2])
+
+
 def test_a_task_that_outlives_its_build_writes_nothing(task):
     job, make = task()
     journal = Journal(job.directory)
@@ -545,7 +559,9 @@ def test_tasks_in_flight_are_bounded_by_cores_threads_and_memory(task, options):
 
 
 def test_workers_with_another_name_are_refused(inputs, tmp_path):
-    with pytest.raises(StoreError, match=r"workers='dask' is not known.*\"ray://HOST:PORT\""):
+    with pytest.raises(
+        StoreError, match=r"workers='dask' \(--workers\) is not known.*\"ray://HOST:PORT\""
+    ):
         penstock.build(inputs, tmp_path / "store", workers="dask")
 
 

@@ -22,10 +22,11 @@ def diff_command(
     run_b: Annotated[str, _SECOND],
     as_json: options.AsJson = False,
 ) -> None:
-    """Compare what two runs have read: the first step that differs, its rows and documents.
+    """Compare what two runs have read.
 
-    Runs on different numbers of processes can be compared, and runs with different batch sizes
-    where both end a step. The exit code is 0 if they are identical as far as both go, else 1.
+    If they differ, shows the first step that differs, with its rows and documents. Runs on
+    different numbers of processes can be compared, and runs with different batch sizes where both
+    end a step. The exit code is 0 if they are identical as far as both go, else 1.
 
     penstock diff runs/a runs/b
     """

@@ -59,7 +59,7 @@ def inspect_command(
     settings: Settings = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show the rows of a step: text, documents, and what is trained on.
+    """Show the rows of a step, with their text and documents.
 
     The rows are computed from the recipe and the stores, at any step, before or after it was
     trained. Steps are numbered as in metrics.jsonl and in the names of checkpoints: the first is

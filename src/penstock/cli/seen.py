@@ -23,7 +23,9 @@ def seen_command(
     settings: Settings = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show what a checkpoint has seen: rows, targets and epochs of each source.
+    """Show what a checkpoint has seen of each source.
+
+    These are its rows, targets and epochs.
 
     penstock seen runs/mine --step 500
     """

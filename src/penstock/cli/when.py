@@ -37,11 +37,11 @@ def when_command(
     settings: Settings = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """List every step at which a document or a text is seen, or will be seen.
+    """List the steps at which a document or a text is seen.
 
-    A record is the byte offset at which it begins in the decompressed file, or the row number in
-    a table. A text is searched in the decoded documents, all of them, and may not cross from one
-    document to another.
+    Steps that are not taken yet are listed too. A record is the byte offset at which it begins in
+    the decompressed file, or the row number in a table. A text is searched in all documents, as
+    they decode. A text that begins in one document and ends in another is not found.
 
     penstock when runs/mine --document web.jsonl:90210
 

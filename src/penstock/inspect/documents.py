@@ -125,7 +125,6 @@ def _matching(inputs: Sequence[str], file: str) -> list[int]:
 def _search(store: TokenStore, file: int, record: int) -> tuple[int, int]:
     """Return the documents `[first, stop)` of a record of an input, by its number."""
     # The origins of all documents ascend, by input and then by record.
-    ends = np.cumsum([0] + [part.num_documents for part in store.manifest.parts])
     low, high = 0, len(store.manifest.parts)
     while low < high:  # the first part whose last document is not before the record
         middle = (low + high) // 2
@@ -141,9 +140,9 @@ def _search(store: TokenStore, file: int, record: int) -> tuple[int, int]:
         begin, end = _equal(origin[:, 0], file, 0, len(origin))
         begin, end = _equal(origin[:, 1], record, begin, end)
         if first < 0:
-            first = int(ends[part]) + begin
+            first = store.first_document(part) + begin
         if begin < end:
-            stop = int(ends[part]) + end
+            stop = store.first_document(part) + end
         # The record may continue in the next part, as a document in pieces does.
         if end < len(origin) or begin == end:
             break
@@ -206,7 +205,7 @@ def document_span(rows: Rows, member: int, store: TokenStore, document: int) -> 
         len(each.manifest.parts) if isinstance(each, TokenStore) else 1
         for each in stream.members[:member]
     )
-    ends = np.cumsum([part.num_documents for part in store.manifest.parts])
+    ends = np.cumsum(store.manifest.part_documents)
     part = int(np.searchsorted(ends, document, side="right"))
     within = document - int(ends[part] - store.manifest.parts[part].num_documents)
     bounds = store.part_array(part, "bounds")

@@ -25,6 +25,7 @@ from penstock.order.plan import Plan
 from penstock.order.steps import Steps
 from penstock.paths import expand_user
 from penstock.recipe import DataConfig, Recipe, Tables, parse_recipe, set_value
+from penstock.remote.address import store_path
 from penstock.train.command import choose_recipe, open_job
 from penstock.train.config import TrainingJob
 from penstock.train.data import store_sides
@@ -252,7 +253,7 @@ def _built(data: DataConfig, output: Path) -> DataConfig:
 
     def built(path: str | None, name: str) -> str | None:
         store = output / "stores" / name
-        is_text = path is not None and store_sides(expand_user(path)) is None
+        is_text = path is not None and store_sides(store_path(path)) is None
         # Only a finished store: an unfinished one is continued from its text.
         whole = store_sides(store) is not None and not (store / ".building.json").exists()
         return str(store) if is_text and whole else path
@@ -275,9 +276,10 @@ def _refuse_text(data: DataConfig, run: Path) -> None:
     """
     paths = [data.train, data.val, *(each.train for each in data.sources.values())]
     for path in paths:
-        if path is not None and store_sides(expand_user(path)) is None:
+        place = None if path is None else store_path(path)
+        if place is not None and store_sides(place) is None:
             raise TrainError(
-                f"{path}, which {run / RECORD_NAME} names, is not a store, and {run} has no store "
+                f"{place}, which {run / RECORD_NAME} names, is not a store, and {run} has no store "
                 "built from it. Restore the store, or name the recipe of the run."
             )
 

@@ -91,15 +91,13 @@ class _Search:
         # Whether the bytes of some tokens are those of each token, concatenated. A decoder of
         # Hugging Face may add or remove spaces between tokens, so it gets whole documents.
         self._joins = not isinstance(tokenizer.engine, TokenizersEngine)
-        parts = store.manifest.parts
-        self._first = np.cumsum([0] + [part.num_documents for part in parts])
         self._sizes: dict[int, int] = {}  # bytes of a token, as far as they were needed
 
     def part(self, part: int) -> list[TextMatch]:
         """Return the matches that begin in one part."""
         tokens = self._store.part_array(part, "tokens")
         bounds = self._store.part_array(part, "bounds").astype(np.int64)
-        first = int(self._first[part])
+        first = self._store.first_document(part)
         found: list[TextMatch] = []
         document = 0
         while document < len(bounds):

@@ -63,10 +63,14 @@ class RowReader:
 
     def values(self, positions: Integers) -> tuple[Integers, Integers]:
         """Return what each row adds to the two fingerprints of a step: `rows` and `tokens`."""
-        located = self.locate(positions)
-        tokens, targets, _ = self.assembler.read(located)
-        rows = of_samples(self._keys[located[0]], *located[1:])
-        return rows.view(np.int64), of_tokens(tokens, targets, positions).view(np.int64)
+        found = np.zeros((2, len(positions)), np.int64)
+        for first in range(0, len(positions), _READ_ROWS):
+            some = slice(first, first + _READ_ROWS)
+            located = self.locate(positions[some])
+            tokens, targets, _ = self.assembler.read(located)
+            found[0, some] = of_samples(self._keys[located[0]], *located[1:]).view(np.int64)
+            found[1, some] = of_tokens(tokens, targets, positions[some]).view(np.int64)
+        return found[0], found[1]
 
     def fingerprints(self, start: int, stop: int) -> tuple[int, int]:
         """Return the fingerprints `rows` and `tokens` of the positions from `start` to `stop`."""
@@ -74,11 +78,8 @@ class RowReader:
 
     def sums(self, positions: Integers) -> tuple[int, int]:
         """Return the fingerprints `rows` and `tokens` of the rows at some positions."""
-        rows = tokens = 0
-        for first in range(0, len(positions), _READ_ROWS):
-            # Sums of int64 wrap around to the same bits as sums of uint64.
-            each = self.values(positions[first : first + _READ_ROWS])
-            rows, tokens = rows + int(each[0].sum()), tokens + int(each[1].sum())
+        # Sums of int64 wrap around to the same bits as sums of uint64.
+        rows, tokens = (int(each.sum()) for each in self.values(positions))
         return rows % _MODULUS, tokens % _MODULUS
 
 

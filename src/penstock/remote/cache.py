@@ -13,7 +13,6 @@ directory belongs to the user alone, and no link in it is followed.
 """
 
 import os
-import re
 import shutil
 import stat
 import time
@@ -28,9 +27,8 @@ from penstock.errors import MissingStoreError, RemoteError, StoreError
 from penstock.paths import NamedFile
 from penstock.remote.objects import Objects
 from penstock.store.files import cache_directory, digest_file, room_for
+from penstock.store.memory import parse_size
 
-_LIMIT = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(k|M|G|T)?i?B?", re.IGNORECASE)
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _POLL_SECONDS = 0.02
 # A file may be removed between its download and its use, if the limit is too small for the files
 # that all processes use at a time.
@@ -261,10 +259,10 @@ def _limit_of_environment() -> int | None:
     text = os.environ.get("PENSTOCK_CACHE_BYTES", "").strip()
     if not text:
         return None
-    found = _LIMIT.fullmatch(text)
-    if not found:
+    try:
+        return parse_size(text)
+    except StoreError:
         raise StoreError(
             f"The environment variable PENSTOCK_CACHE_BYTES is {text!r}. Set it to the bytes that "
             "files of remote stores may take on this disk, such as 200GB."
-        )
-    return int(float(found[1]) * _UNITS[(found[2] or "").lower()])
+        ) from None

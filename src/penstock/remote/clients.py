@@ -117,7 +117,7 @@ def _hub_address(url: str) -> tuple[str, dict[str, str]]:
     kind, *rest = url.removeprefix("hf://").strip("/").split("/")
     if kind not in ("datasets", "models") or len(rest) < 2:
         raise StoreError(
-            f"{url!r} does not name a repository of the Hugging Face Hub. Write "
+            f"{redacted(url)!r} does not name a repository of the Hugging Face Hub. Write "
             "hf://datasets/OWNER/NAME/PREFIX, with NAME@REVISION for another revision than main."
         )
     name, _, revision = rest[1].partition("@")

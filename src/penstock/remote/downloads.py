@@ -64,7 +64,8 @@ class _Downloads:
                 self._queue.remove(job)
                 self._queue.appendleft(job)
             job.is_urgent |= is_urgent
-            if not self._num_idle and len(self._threads) < _NUM_THREADS:
+            # An idle thread takes one of the files: it may not have woken up for the last one yet.
+            if len(self._queue) > self._num_idle and len(self._threads) < _NUM_THREADS:
                 name = f"penstock-download-{len(self._threads)}"
                 self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
                 self._threads[-1].start()

@@ -53,6 +53,7 @@ def call_outside(name: str, place: Place, arguments: Sequence[Any]) -> Any:
 
     Raises:
         PenstockError: as the operation raises it.
+        OSError: as the operation raises it, for example because the disk is full.
     """
     request = {"operation": name, "url": place.url, "seconds": place.seconds}
     sent = json.dumps({**request, "arguments": [_packed(each) for each in arguments]}).encode()
@@ -76,6 +77,8 @@ def call_outside(name: str, place: Place, arguments: Sequence[Any]) -> Any:
         helper.kill()
         raise
     _idle.append(helper)
+    if "errno" in answer:
+        raise OSError(answer["errno"], answer["message"], answer["file"])
     if "error" in answer:
         raise vars(errors)[answer["error"]](answer["message"])
     return _unpacked(answer["result"])
@@ -99,6 +102,9 @@ def main() -> None:
             answer = {"result": _packed(_OPERATIONS[request["operation"]](place, *arguments))}
         except errors.PenstockError as error:
             answer = {"error": type(error).__name__, "message": str(error)}
+        except OSError as error:  # of this machine, such as a full disk
+            file = None if error.filename is None else str(error.filename)
+            answer = {"errno": error.errno, "message": error.strerror, "file": file}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

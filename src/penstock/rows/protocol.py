@@ -159,8 +159,16 @@ class Rows:
         return [] if self.stream is None else self.stream.origins(self.spans(self._number(sample)))
 
     def holding(self, start: int, stop: int) -> Integers:
-        """Return the rows that hold some of the tokens `[start, stop)` of `stream`, ascending."""
-        return np.zeros(0, np.int64)
+        """Return the rows that hold some of the tokens `[start, stop)` of `stream`, ascending.
+
+        Raises:
+            NotImplementedError: rows of your own do not say it.
+        """
+        # An empty list would say that no row holds them.
+        raise NotImplementedError(
+            f"{self!r:.80} has no method holding(start, stop), so it is not known which rows hold "
+            "a token."
+        )
 
     def unread(self, per_row: int) -> int:
         """Return how many tokens are the target of no row if a row trains on `per_row` targets."""
@@ -300,7 +308,7 @@ def as_rows(rows: RowsLike, name: str = "data") -> Rows:
 
 _OPTIONAL = """stream stride side multiple gives_positions gives_loss gives_labels whole_documents
 part_rows tokenizer_digest is_remote describe read_epochs read_ahead missing_files widths spans
-origins unread"""
+origins holding unread"""
 
 
 class _AdaptedRows(Rows):

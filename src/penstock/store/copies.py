@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from penstock.digest import digest_bytes
 from penstock.errors import MissingStoreError, StoreError
 from penstock.paths import NamedFile
 from penstock.remote.address import StoreUrl, store_path
@@ -71,18 +72,17 @@ def copy_file(source: Path, target: Path, size: int, digest: str) -> None:
             written = write_file(target, _blocks(source))
         if written != (size, digest):
             remove_file(target)
-            raise StoreError(
-                f"{source} is damaged: its SHA-256 is {written[1][:8]}…, but the manifest says "
-                f"{digest[:8]}…. {REPAIR_ADVICE}"
-            )
+            raise _damaged(source, written[1], digest)
 
 
 def read_recorded(path: Path, size: int, digest: str) -> bytes:
     """The contents of a file, which must have the recorded size and SHA-256."""
-    if problem := file_problem(path, size, digest):
-        raise StoreError(f"{path} {problem}. {REPAIR_ADVICE}")
-    with open_to_read(path) as stream:
-        return stream.read()
+    with _existing(path, size) as stream:
+        data = stream.read()
+    # The bytes that are returned, and not the file: it may be replaced in between.
+    if digest_bytes(data) != digest:
+        raise _damaged(path, digest_bytes(data), digest)
+    return data
 
 
 def _existing(path: Path, size: int) -> NamedFile:
@@ -104,3 +104,10 @@ def _blocks(path: Path) -> Iterator[bytes]:
     with open_to_read(path) as stream:
         while block := stream.read(_BLOCK_BYTES):
             yield block
+
+
+def _damaged(path: Path, found: str, digest: str) -> StoreError:
+    return StoreError(
+        f"{path} is damaged: its SHA-256 is {found[:8]}…, but the manifest says {digest[:8]}…. "
+        f"{REPAIR_ADVICE}"
+    )

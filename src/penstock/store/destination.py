@@ -94,8 +94,6 @@ class Destination:
         for side in ("", *SIDES):
             name = as_name(side, FILE_NAME)
             with suppress(MissingStoreError):
-                if side:
-                    make_directory(self.staging / side)
                 self._manifests[side] = self._read(name, partial(self._parsed, side))
                 write_file(self.staging / name, [self._manifests[side][0]])
         names = [name for name, _ in self._objects.list(BUILDING)]
@@ -106,6 +104,9 @@ class Destination:
 
     def _parsed(self, side: str, data: bytes) -> Manifest:
         """The manifest of one side; the table of its parts is put into the staging directory."""
+        if side:
+            # Not before the manifest was read: a build without a split refuses other directories.
+            make_directory(self.staging / side)
         fetch_table(self._objects, side, data, self.staging / side)
         return parse_manifest(data, self._url / side, self.staging / side)
 
@@ -246,10 +247,9 @@ class Destination:
         kept = [
             each for each in sealed if all(sizes.get(n) == s for n, s, _, _ in objects_of(each))
         ]
-        for each in sealed:
-            if each not in kept:
-                Journal(self.staging).forget(each.number)
-                self._objects.delete(f"{BUILDING}/slice-{each.number:06d}.json")
+        for number in {each.number for each in sealed} - {each.number for each in kept}:
+            Journal(self.staging).forget(number)
+            self._objects.delete(f"{BUILDING}/slice-{number:06d}.json")
         return kept
 
     def upload(self, record: SealedSlice) -> None:

@@ -95,7 +95,8 @@ class BuildSettings:
         if self.workers not in known and not self.workers.startswith("ray://"):
             names = ", ".join(f'"{each}"' for each in known)
             raise StoreError(
-                f'workers={self.workers!r} is not known. Choose one of {names}, "ray://HOST:PORT".'
+                f"workers={self.workers!r} (--workers) is not known. Choose one of {names}, "
+                '"ray://HOST:PORT".'
             )
         if not self.max_bad >= 0:  # also refuses NaN
             raise StoreError(

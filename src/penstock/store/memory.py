@@ -27,7 +27,7 @@ def parse_size(size: int | str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", str(size).upper())
     if found is None or (found[3] and not found[2]):
         raise StoreError(
-            f"memory={size!r} is not a size. Write a number of bytes, or a text such as "
+            f"memory={size!r} (--memory) is not a size. Write a number of bytes, or a text such as "
             '"8GB" or "8GiB".'
         )
     return int(float(found[1]) * (_BINARY_UNITS if found[3] else _UNITS)[found[2]])

@@ -114,12 +114,13 @@ def _serve(connection: Connection, number: int, runner: ThreadRunner) -> None:
 
 def _portable(error: BaseException) -> BaseException:
     """The error as another process can raise it."""
+    where = f"In a worker process:\n{''.join(traceback.format_exception(error))}"
     if not isinstance(error, PenstockError | OSError):
-        error.add_note(f"In a worker process:\n{''.join(traceback.format_exception(error))}")
+        error.add_note(where)
     try:
         ForkingPickler.loads(ForkingPickler.dumps(error))
-    except Exception:  # noqa: BLE001  (an error of the user's class may fail in any way)
-        return RuntimeError(f"{type(error).__name__}: {error}\n" + "\n".join(error.__notes__))
+    except Exception:  # noqa: BLE001  (an error of another library may fail in any way)
+        return RuntimeError(f"{type(error).__name__}: {error}\n{where}")
     return error
 
 

@@ -46,7 +46,6 @@ _EXIT_SECONDS = 5.0
 _CODE = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from penstock.store.memory import num_slots
 from penstock.store.process_worker import main
 main(sys.argv[2:])
 """

@@ -221,6 +221,13 @@ def _make_here(remote: RemoteJob, order: Order) -> "tuple[MadeSlice, list[Advanc
 def _refuse_unseen(remote: RemoteJob, journal: Journal, order: Order) -> None:
     """Raise if this node does not see the files of the build."""
     job = remote.job
+    if journal.identity != remote.build and job.remote is not None:
+        raise StoreError(
+            f"The Ray node {_node()} cannot build {job.remote.shown}: parts of a store in object "
+            "storage are made in a directory of the machine that started the build. Build to a "
+            "directory that all nodes have at the same path, and copy the store with `penstock "
+            "copy` (in Python, penstock.copy)."
+        )
     if journal.identity != remote.build:
         raise StoreError(
             f"The Ray node {_node()} does not find the build in {job.directory}: the directory is "

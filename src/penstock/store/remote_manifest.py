@@ -81,7 +81,13 @@ def fetch_table(objects: Objects, side: str, data: bytes, directory: Path) -> No
     name, size, digest = found
     if file_problem(directory / name, size, digest) is None:
         return
-    table = objects.read(as_name(side, name))
+    try:
+        table = objects.read(as_name(side, name))
+    except MissingStoreError:
+        raise RemoteError(
+            f"{objects.shown(as_name(side, name))} is missing. It lists the parts of the store. "
+            "Copy it from a good store, or build the store again."
+        ) from None
     if len(table) != size or digest_bytes(table) != digest:
         raise RemoteError(
             f"{objects.shown(as_name(side, name))} has other contents than the manifest says: its "

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import PlanError, TrainError
+from penstock.paths import is_remote, redacted
 from penstock.recipe import Recipe, Tables
 from penstock.store.files import read_file, write_file
 from penstock.train.config import TrainingJob
@@ -35,13 +36,20 @@ class RunRecord(NamedTuple):
 def recipe_tables(recipe: Recipe) -> Tables:
     """Return the tables of a recipe file with these settings; `parse_recipe` reads them."""
     found = {
-        "data": asdict(recipe.data),
+        "data": _redacted(asdict(recipe.data)),
         "model": dict(recipe.model),
         "optimization": asdict(recipe.optimization),
         "training": asdict(recipe.training),
     }
     tables: Tables = _without_none(found)
     return {"output": str(recipe.output), **tables}
+
+
+def _redacted(data: Any) -> Any:
+    """Remove users, passwords and queries from all URLs: a run may be given to others."""
+    if isinstance(data, dict):
+        return {key: _redacted(each) for key, each in data.items()}
+    return redacted(data) if isinstance(data, str) and is_remote(data) else data
 
 
 def _without_none(value: Any) -> Any:
