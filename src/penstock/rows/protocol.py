@@ -164,7 +164,6 @@ class Rows:
         Raises:
             NotImplementedError: rows of your own do not say it.
         """
-        # An empty list would say that no row holds them.
         raise NotImplementedError(
             f"{self!r:.80} has no method holding(start, stop), so it is not known which rows hold "
             "a token."
