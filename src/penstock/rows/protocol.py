@@ -165,8 +165,7 @@ class Rows:
             NotImplementedError: rows of your own do not say it.
         """
         raise NotImplementedError(
-            f"{self!r:.80} has no method holding(start, stop), so it is not known which rows hold "
-            "a token."
+            f"{self!r:.80} has no method holding(start, stop), which finds the rows of a token."
         )
 
     def unread(self, per_row: int) -> int:
