@@ -200,7 +200,7 @@ class FileCache:
             raise StoreError(
                 f"One file of the store has {size:,} bytes, but files of remote stores may take "
                 f"only {limit:,} bytes of {self.directory}. Raise PENSTOCK_CACHE_BYTES or "
-                "cache_bytes=."
+                "cache_bytes= of penstock.TokenStore."
             )
         for _, freed, path in sorted(files):
             if used + size <= limit:
@@ -229,7 +229,7 @@ class FileCache:
                 path.mkdir(mode=0o700)
             if path.is_symlink() or not path.is_dir():
                 raise StoreError(
-                    f"{path} is a link or a file, but penstock keeps files of remote stores in a "
+                    f"{path} is a link or a file, but files of remote stores are kept in a "
                     "directory of this name. Delete it, or set PENSTOCK_CACHE to another place."
                 )
 
