@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "sources": BASE,
     # Files are downloaded by the functions that open other files, and messages hide secrets as
     # those of inputs do.
-    "remote": BASE | {"sources", "store.files", "store.folders"},
+    "remote": BASE | {"sources", "store.files", "store.folders", "store.memory"},
     # Tokenizers are kept in the cache directory, by the functions that write other files.
     "tokenize": BASE | {"sources", "store.files"},
     "chat": BASE | {"sources", "tokenize"},
@@ -50,8 +50,9 @@ MAY_IMPORT = {
     "train": BASE
     | {"store", "remote", "order", "rows", "streaming", "loader", "recipe", "integrations", "cli"},
     "recipe": BASE | {"train"},
-    # It opens the data of a recipe as the trainer does, and has nothing to do with a terminal.
-    "inspect": BASE | {"tokenize", "store", "order", "rows", "loader", "recipe", "train"},
+    # It opens the data of a recipe as the trainer does, also at a URL, and has nothing to do with a
+    # terminal.
+    "inspect": BASE | {"tokenize", "store", "remote", "order", "rows", "loader", "recipe", "train"},
 }
 WITHOUT_TORCH = ["errors", "digest", "sources", "tokenize", "chat", "store", "order", "transforms"]
 WITHOUT_TORCH += ["streaming", "remote"]

@@ -150,8 +150,11 @@ class FileCache:
                             f"{found[:8]}…, but the manifest says {file.sha256[:8]}…. The store is "
                             "damaged, or it is being replaced. Check it with penstock verify."
                         )
-                # Not synced: after a power cut, checksums of the store find a damaged file.
-                temporary.replace(path)
+                # Locked: a process that counts files at this moment would see neither name, and
+                # so exceed the limit. Not synced: after a power cut, checksums of the store find a
+                # damaged file.
+                with self._locked("count", until):
+                    temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
@@ -199,8 +202,8 @@ class FileCache:
         if size > limit:
             raise StoreError(
                 f"One file of the store has {size:,} bytes, but files of remote stores may take "
-                f"only {limit:,} bytes of {self.directory}. Raise PENSTOCK_CACHE_BYTES, or "
-                "the limit that the store was opened with."
+                f"only {limit:,} bytes of {self.directory}. Raise PENSTOCK_CACHE_BYTES or "
+                "cache_bytes= of penstock.TokenStore."
             )
         for _, freed, path in sorted(files):
             if used + size <= limit:

@@ -43,8 +43,8 @@ from penstock.store.manifest import (
 )
 from penstock.store.part import SIDES
 from penstock.store.reader import TokenStore
-from penstock.store.remote_manifest import read_manifest_object
-from penstock.store.uploads import as_name, in_threads
+from penstock.store.remote_manifest import as_name, read_manifest_object
+from penstock.store.uploads import in_threads
 from penstock.store.verify import file_problem
 
 Place = str | os.PathLike[str] | StoreUrl

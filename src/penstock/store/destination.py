@@ -38,8 +38,8 @@ from penstock.store.folders import empty_directory
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.manifest import FILE_NAME, Manifest, parse_manifest, rejects_file
 from penstock.store.part import SIDES
-from penstock.store.remote_manifest import fetch_table
-from penstock.store.uploads import as_name, files_of, in_threads, objects_of, upload_file
+from penstock.store.remote_manifest import as_name, fetch_table
+from penstock.store.uploads import files_of, in_threads, objects_of, upload_file
 
 WRITABLE = ("s3", "gs", "az")
 """How URLs of stores begin that can be written."""

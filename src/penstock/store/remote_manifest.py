@@ -8,16 +8,15 @@ manifest would be that of other data.
 import json
 import logging
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from penstock.digest import digest_bytes
 from penstock.errors import MissingStoreError, RemoteError, StoreError
 from penstock.remote.address import StoreUrl
 from penstock.remote.objects import Objects, open_objects
-from penstock.store.files import cache_directory, read_file, write_file
+from penstock.store.files import cache_directory, digest_file, read_file, write_file
 from penstock.store.manifest import FILE_NAME, Manifest, parse_manifest, side_file
-from penstock.store.uploads import as_name
-from penstock.store.verify import file_problem
 
 _log = logging.getLogger("penstock")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -79,8 +78,9 @@ def fetch_table(objects: Objects, side: str, data: bytes, directory: Path) -> No
     if found is None:
         return
     name, size, digest = found
-    if file_problem(directory / name, size, digest) is None:
-        return
+    with suppress(OSError, StoreError):  # it is not there, or not a file
+        if digest_file(directory / name) == digest:
+            return
     try:
         table = objects.read(as_name(side, name))
     except MissingStoreError:
@@ -95,6 +95,15 @@ def fetch_table(objects: Objects, side: str, data: bytes, directory: Path) -> No
         )
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_file(directory / name, [table])
+
+
+def as_name(side: str, file: str) -> str:
+    """The name of a file of one side of a store, below the URL of the store.
+
+    >>> as_name("train", "penstock.json"), as_name("", "penstock.json")
+    ('train/penstock.json', 'penstock.json')
+    """
+    return f"{side}/{file}" if side else file
 
 
 def _absent(objects: Objects, url: StoreUrl) -> StoreError:

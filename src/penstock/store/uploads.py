@@ -16,6 +16,7 @@ from penstock.store.copies import read_recorded
 from penstock.store.journal import SealedSlice
 from penstock.store.manifest import Manifest, part_file, rejects_file
 from penstock.store.parts import REPAIR_ADVICE
+from penstock.store.remote_manifest import as_name
 from penstock.store.verify import file_problem
 
 # Larger files are sent in several requests. obstore cannot make those depend on a condition.
@@ -100,15 +101,6 @@ def in_threads(function: Callable[[_Item], None], items: Iterable[_Item]) -> Non
     finally:
         # After Ctrl-C, requests in progress are not waited for: they may take minutes.
         threads.shutdown(wait=waits, cancel_futures=True)
-
-
-def as_name(side: str, file: str) -> str:
-    """The name of a file of one side of a store, below the URL of the store.
-
-    >>> as_name("train", "penstock.json"), as_name("", "penstock.json")
-    ('train/penstock.json', 'penstock.json')
-    """
-    return f"{side}/{file}" if side else file
 
 
 def objects_of(record: SealedSlice) -> Iterator[tuple[str, int, str, str]]:

@@ -125,7 +125,7 @@ class _Opener:
         refuse_link(self._stores)
         existed = store_sides(store) is not None
         if not existed:
-            self._log(f"building {store} from {given}")
+            self._log(f"building {store} from {store_path(given)}")
         # With other validation data, nothing needs to be held out of the text.
         is_split = store.name == "train" and self._config.val is None
         split = self._config.split if is_split else None
@@ -143,7 +143,9 @@ class _Opener:
                 raise
             except SourceError as error:
                 if expand_user(given).exists():
-                    error.add_note(f"To set how {given} is read, run penstock build on it first.")
+                    error.add_note(
+                        f"To set how {store_path(given)} is read, run penstock build on it first."
+                    )
                 raise
             else:
                 break
@@ -160,9 +162,11 @@ class _Opener:
         refuse_link(self._stores)
         store = self._stores / "train"
         if store_sides(store_path(given)) is not None:
-            raise PlanError(f"{given} is already tokenized. Use stream=false.")
+            raise PlanError(f"{store_path(given)} is already tokenized. Use stream=false.")
         if not (store / FILE_NAME).exists():
-            self._log(f"building {store} from {given} while training on its finished parts")
+            self._log(
+                f"building {store} from {store_path(given)} while training on its finished parts"
+            )
         try:
             return self.rows(stream(given, store, **self._settings), self._config.rows)
         except StoreError as error:
