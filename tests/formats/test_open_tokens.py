@@ -134,6 +134,14 @@ def test_a_plan_that_mixes_a_store_and_two_foreign_sets_resumes_at_every_step(la
     assert_resumable(make_loader, world_sizes=(1, 2, 3, 8), prefetch=(0, 2), steps=12)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64", "uint16"])
+def test_a_loader_gives_the_same_batches_for_every_dtype(layouts, dtype, tmp_path):
+    layouts.write_megatron(tmp_path / "x", DOCUMENTS, dtype)
+    batch = next(iter(ps.Loader(Packs(str(tmp_path / "x"), 100), 2)))
+
+    assert sorted(batch["inputs"][0, :94].tolist()) == sorted(DOCUMENTS[0] + [1] + DOCUMENTS[3])
+
+
 def test_a_list_of_a_store_and_a_foreign_set_is_one_stream(layouts, tmp_path):
     native = ps.build(ps.Texts(TEXTS), tmp_path / "store", tokenizer="bytes")
     layouts.write_megatron(tmp_path / "x", list(native), "int32")

@@ -48,7 +48,8 @@ def open_files(path: object, given: TokenOptions) -> "TokenFiles | None":
     """
     from penstock.formats.open import is_token_file, open_tokens
 
-    if not isinstance(path, Path) or not is_token_file(path):
+    is_named = given.format is not None and isinstance(path, Path) and path.is_file()
+    if not isinstance(path, Path) or not (is_named or is_token_file(path)):
         values = {"format": given.format, "dtype": given.dtype, "vocab-size": given.vocab_size}
         for name in [each for each, value in values.items() if value is not None]:
             raise typer.BadParameter(

@@ -40,6 +40,7 @@ _OPEN: dict[str, Callable[[Path], FilePart]] = {
     "npy": open_npy,
 }
 _RAW = ("nanogpt", "olmo")
+_SUFFIXES = (".bin", ".idx", ".ds", ".npy")
 
 
 @runtime_checkable
@@ -189,5 +190,13 @@ def _undecided(path: Path, found: list[str]) -> str:
 
 
 def is_token_file(path: Path) -> bool:
-    """Return whether `path` is a file, or the prefix of Megatron's files; not a directory."""
-    return path.is_file() or (not path.exists() and all(p.exists() for p in megatron_files(path)))
+    """Return whether a path is of token files: by their contents, or by a usual suffix.
+
+    A suffix alone opens nothing: `open_tokens` then says which argument is missing. Any other file
+    is left to the reader of stores, whose message says how to build one.
+    """
+    if path.is_dir():
+        return False
+    if all(each.exists() for each in megatron_files(path)):
+        return True
+    return path.is_file() and (path.suffix in _SUFFIXES or bool(recognised(path)))

@@ -3,6 +3,7 @@
 import os
 from functools import cached_property
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,8 @@ class ArrayFile(LocalTokens):
     def _map_npy(self) -> Array:
         try:
             array = np.lib.format.open_memmap(self.path, mode="r")
-        except ValueError as error:
+        # NumPy parses the header as a Python literal: a damaged one fails as source code does.
+        except (ValueError, SyntaxError, TokenError) as error:
             raise StoreError(f"{self.path} cannot be read as an array: {error}.") from error
         if array.ndim != 1 or array.dtype.name not in _DTYPES:
             raise StoreError(
