@@ -42,8 +42,8 @@ def open_llmc(path: Path) -> FilePart:
     dtype, versions = _KINDS[magic]
     if version not in versions:
         raise StoreError(
-            f"{path} has version {version} of the header {magic}; penstock knows "
-            f"{' and '.join(map(str, versions))}. Convert the file, or update penstock."
+            f"{path} has version {version} of the header {magic}; versions that can be read: "
+            f"{', '.join(map(str, versions))}."
         )
     ids = MappedArray(path, np.dtype(dtype), _HEADER_BYTES)
     if count != len(ids.array()):

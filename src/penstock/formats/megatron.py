@@ -81,7 +81,7 @@ def _number(head: bytes, at: int, size: int = 8) -> int:
 
 def _dtype(code: int, version: int, index: Path) -> str:
     if version != 1:
-        raise StoreError(f"{index} is an index of version {version}; penstock knows version 1.")
+        raise StoreError(f"{index} is an index of version {version}; only version 1 can be read.")
     if code not in _DTYPES:
         raise StoreError(f"{index} has the dtype code {code}, which is not one from 1 to 8.")
     return _DTYPES[code]

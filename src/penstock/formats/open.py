@@ -125,7 +125,7 @@ def _placed(path: str | os.PathLike[str]) -> Path:
     if place.is_dir():
         raise StoreError(
             f"{place} is a directory. Open each of its token files, and pass a list of them to "
-            "Windows, Packs or Documents. A store of penstock is opened with TokenStore."
+            "Windows, Packs or Documents. A store is opened with TokenStore."
         )
     return place
 
