@@ -223,6 +223,15 @@ def test_object_arrays_floats_and_tables_are_refused_and_nothing_is_unpickled(tm
             ps.open_tokens(tmp_path / f"{name}.npy")
 
 
+def test_an_array_with_another_number_of_ids_than_its_header_says_is_refused(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros(134, "uint16"))
+    data = (tmp_path / "x.npy").read_bytes()
+    for changed in (data.replace(b"(134,)", b"(34,) "), data + b"ab", data[:-2]):
+        (tmp_path / "x.npy").write_bytes(changed)
+        with pytest.raises(StoreError, match="but its header says"):
+            ps.open_tokens(tmp_path / "x.npy")
+
+
 def test_paths_that_hold_no_token_file_are_refused(tmp_path):
     with pytest.raises(MissingStoreError, match="does not exist"):
         ps.open_tokens(tmp_path / "none.bin")

@@ -42,4 +42,10 @@ def open_npy(path: Path) -> FilePart:
         raise StoreError(
             f"{path} holds an array of shape {shape}; a token file holds a one-dimensional one."
         )
-    return FilePart(MappedArray(path, dtype, offset, int(shape[0])))
+    # `numpy.save` writes nothing after the array. Bytes there mean that the shape is damaged.
+    ids = MappedArray(path, dtype, offset)
+    if len(ids.array()) != shape[0]:
+        raise StoreError(
+            f"{path} has {len(ids.array()):,} ids, but its header says {shape[0]:,}. It is damaged."
+        )
+    return FilePart(ids)
