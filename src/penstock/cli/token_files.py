@@ -20,7 +20,7 @@ TokenFormat = Annotated[
     Literal["llmc", "megatron", "datatrove", "npy", "nanogpt", "olmo"] | None,
     option("The format of token files of another tool, if they have no header."),
 ]
-TokenDtype = Annotated[str | None, option("The dtype of ids in files without a header.", "DTYPE")]
+TokenDtype = Annotated[str | None, option("The dtype of ids in files without a header.", "TYPE")]
 VocabSize = Annotated[
     int | None,
     option("The vocabulary size that ids in token files must be below.", "NUMBER", "--vocab-size"),
