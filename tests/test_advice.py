@@ -58,6 +58,8 @@ REACHED_FROM = {
     "cli.inspect": ["penstock inspect"],
     "cli.when": ["penstock when"],
     "cli.fetch:_next": ["penstock build"],  # pieces of that command
+    "cli.token_files": ["penstock info", "penstock decode", "penstock verify"],
+    "formats": ["open_tokens", "penstock info", "penstock decode", "penstock verify"],
     "inspect": ["penstock inspect", "penstock when", "penstock seen"],
     "integrations.batch_size": MODULES,
     "integrations.batches": [*MODULES, "StepLoader", "RowsTrainer"],

@@ -35,27 +35,36 @@ MAY_IMPORT = {
     # The interface of rows: it imports nothing but NumPy and errors.
     "order": BASE | {"rows.protocol"},
     "transforms": BASE | {"rows.protocol"},
-    "rows": BASE | {"sources", "tokenize", "chat", "store", "remote"},
+    # Token files of other tools. They need a tokenizer only to decode, and a name for type checkers
+    # of files that remote stores miss.
+    "formats": BASE | {"tokenize", "remote"},
+    "rows": BASE | {"sources", "tokenize", "chat", "store", "remote", "formats"},
     # A streamed plan is a plan over rows of a snapshot.
-    "streaming": BASE | {"sources", "tokenize", "chat", "store", "remote", "rows", "order"},
+    "streaming": BASE
+    | {"sources", "tokenize", "chat", "store", "remote", "rows", "order"}
+    | {"formats"},
     "loader": BASE
-    | {"sources", "tokenize", "chat", "store", "remote", "order", "rows", "streaming"},
+    | {"sources", "tokenize", "chat", "store", "remote", "order", "rows", "streaming"}
+    | {"formats"},
     # Their datasets take a transform.
     "integrations": BASE
     | {"sources", "tokenize", "chat", "store", "order", "rows", "streaming", "loader", "catalog"}
-    | {"transforms"},
+    | {"transforms", "formats"},
     # A recipe is made of the trainer's objects, and the trainer's command reads recipes.
     # It searches for the largest batch as Lightning's data module does, and its display escapes
     # text as the command line does.
     "train": BASE
-    | {"store", "remote", "order", "rows", "streaming", "loader", "recipe", "integrations", "cli"},
+    | {"store", "remote", "order", "rows", "streaming", "loader", "recipe", "integrations", "cli"}
+    | {"formats"},
     "recipe": BASE | {"train"},
     # It opens the data of a recipe as the trainer does, also at a URL, and has nothing to do with a
     # terminal.
-    "inspect": BASE | {"tokenize", "store", "remote", "order", "rows", "loader", "recipe", "train"},
+    "inspect": BASE
+    | {"tokenize", "store", "remote", "order", "rows", "loader", "recipe", "train"}
+    | {"formats"},
 }
 WITHOUT_TORCH = ["errors", "digest", "sources", "tokenize", "chat", "store", "order", "transforms"]
-WITHOUT_TORCH += ["streaming", "remote"]
+WITHOUT_TORCH += ["streaming", "remote", "formats"]
 
 
 def name_of(path):

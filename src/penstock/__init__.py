@@ -17,6 +17,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from penstock.chat.chat import Chat as Chat
     from penstock.chat.chat import render as render
+    from penstock.formats.open import open_tokens as open_tokens
+    from penstock.formats.token_files import TokenFiles as TokenFiles
     from penstock.loader.loader import Loader as Loader
     from penstock.order.budget import Budget as Budget
     from penstock.order.plan import Plan as Plan
@@ -39,6 +41,8 @@ else:
         {
             "chat.chat": "Chat render",
             "errors": "",
+            "formats.open": "open_tokens",
+            "formats.token_files": "TokenFiles",
             "loader.loader": "Loader",
             "order.budget": "Budget",
             "order.plan": "Plan",

@@ -101,6 +101,11 @@ def test_nothing_at_all_is_refused():
         ("empty.npy", b"", "cannot be read as an array"),
         ("text.npy", b"tokens", "cannot be read as an array"),
         ("zip.npy", b"PK\x03\x04" + b"\0" * 100, "cannot be read as an array"),
+        (
+            "cut.npy",
+            b"\x93NUMPY\x01\x00\x20\x00{'descr': '<u2', 'shape': (4,\n   ",
+            "cannot be read as an array",
+        ),
         ("odd.bin", b"abc", "has 3 bytes, which is not a whole number of uint16 ids"),
         ("empty.bin", b"", "has 0 bytes, which is not a whole number of uint16 ids"),
     ],

@@ -10,6 +10,7 @@ from penstock.errors import PlanError, RecipeError, SourceError, StoreError
 from penstock.recipe import parse_recipe
 from penstock.train import read_metrics, train
 from penstock.train.command import choose_recipe, open_job, run_recipe
+from penstock.train.data import open_data
 
 
 def ignore(_):
@@ -127,6 +128,24 @@ def test_a_bare_file_of_nanogpt_is_trained_on(tmp_path):
     assert logged[1] == "there is no validation data; set it with data.val or --val_file"
     assert result.progress.step == 3
     assert any("does not record its tokenizer" in str(each) for each in logged)
+
+
+def test_a_file_of_llmc_is_trained_on_without_its_header(tmp_path):
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240520, 1, 1_000
+    ids = np.arange(1_000, dtype="<u2")
+    (tmp_path / "train.bin").write_bytes(header.tobytes() + ids.tobytes())
+    logged = []
+    settings = {**SMALL, "output": str(tmp_path / "run")}
+    recipe = choose_recipe(str(tmp_path / "train.bin"), settings, "cpu", ignore)
+    result = run_recipe(recipe, device="cpu", log=logged.append)
+
+    assert result.progress.step == 3
+    assert not any("uint16" in str(each) for each in logged)
+    plan, _ = open_data(recipe.data, recipe.output, log=ignore)
+    (rows,) = plan.sources.values()
+    assert rows.stream.num_tokens == 1_000
+    assert rows.stream.tokens(0, 3).tolist() == [0, 1, 2]
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,14 @@ import typer
 from penstock.cli import options
 from penstock.cli.options import option, path_option
 from penstock.cli.terminal import console, print_json, visible, write
+from penstock.cli.token_files import (
+    TokenDtype,
+    TokenFormat,
+    TokenOptions,
+    VocabSize,
+    decode_files,
+    open_files,
+)
 from penstock.cli.units import number_of
 from penstock.errors import StoreError
 
@@ -31,6 +39,9 @@ def decode_command(
     inputs: Annotated[
         Path | None, path_option("The directory of the inputs, to show where they are.", "DIR")
     ] = None,
+    format: TokenFormat = None,
+    dtype: TokenDtype = None,
+    vocab_size: VocabSize = None,
     raw: Annotated[bool, option("Write the documents' exact bytes.", None, "--raw")] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -41,12 +52,20 @@ def decode_command(
 
     A store records its inputs below their common directory. --inputs DIR names that directory on
     this machine: paths are then shown in full.
+
+    Documents of token files of other tools are shown too, with --tokenizer.
     """
     from penstock.store.reader import TokenStore
     from penstock.tokenize.tokenizer import load_tokenizer
 
     if raw and as_json:
         raise typer.BadParameter("--raw and --json cannot be combined: leave one of them out.")
+    given = TokenOptions(format, dtype, vocab_size, tokenizer)
+    if (files := open_files(store, given)) is not None:
+        if raw or inputs is not None:
+            raise typer.BadParameter("--raw and --inputs are for stores; leave them out.")
+        decode_files(files, document, count, as_json=as_json)
+        return
     opened = TokenStore(store)
     # The tokenizer of --tokenizer is loaded once, for all documents.
     loaded = None if tokenizer is None else load_tokenizer(tokenizer)

@@ -8,6 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli import options, terminal
 from penstock.cli.options import by_side, open_at
+from penstock.cli.token_files import (
+    TokenDtype,
+    TokenFormat,
+    TokenOptions,
+    TokenTokenizer,
+    VocabSize,
+    open_files,
+    show_files,
+)
 from penstock.cli.units import number_of, size_text, unchecked_text
 from penstock.errors import StoreBusyError
 
@@ -22,17 +31,30 @@ _PLAIN = ("text", "jsonl", "texts")
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
-def info_command(store: options.AnyStore, as_json: options.AsJson = False) -> None:
+def info_command(
+    store: options.AnyStore,
+    format: TokenFormat = None,
+    dtype: TokenDtype = None,
+    vocab_size: VocabSize = None,
+    tokenizer: TokenTokenizer = None,
+    as_json: options.AsJson = False,
+) -> None:
     """Show the contents of a store.
 
     Prints the numbers of documents and tokens, the lengths of documents, the tokenizer, the
     inputs, and the records that were rejected. Reads the manifest and the document bounds, but
     no tokens. For a store that was built with --split, shows both sides. For a store that is
     still being built, shows how far the build is.
+
+    Token files of llm.c, Megatron, datatrove, NumPy, nanoGPT and OLMo are shown too.
     """
     from penstock.store.manifest import FILE_NAME
     from penstock.store.summary import summarize
 
+    given = TokenOptions(format, dtype, vocab_size, tokenizer)
+    if (files := open_files(store, given)) is not None:
+        show_files(files, as_json=as_json)
+        return
     state = _build_state(store) if isinstance(store, Path) else None
     if state is not None and isinstance(store, Path) and not (store / FILE_NAME).exists():
         if as_json:

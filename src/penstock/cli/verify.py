@@ -7,21 +7,44 @@ from penstock.cli import options
 from penstock.cli.options import by_side, open_at
 from penstock.cli.progress import bar
 from penstock.cli.terminal import print_json, store_json, visible, write
+from penstock.cli.token_files import (
+    TokenDtype,
+    TokenFormat,
+    TokenOptions,
+    TokenTokenizer,
+    VocabSize,
+    open_files,
+    verify_files,
+)
 from penstock.cli.units import duration_text, number_of, unchecked_text
 
 if TYPE_CHECKING:
     from penstock.store.reader import TokenStore
 
 
-def verify_command(store: options.AnyStore, as_json: options.AsJson = False) -> None:
+def verify_command(
+    store: options.AnyStore,
+    format: TokenFormat = None,
+    dtype: TokenDtype = None,
+    vocab_size: VocabSize = None,
+    tokenizer: TokenTokenizer = None,
+    as_json: options.AsJson = False,
+) -> None:
     """Check every byte of a store.
 
     Reads the whole store and compares it with its manifest, so a single flipped bit is found.
     If something is wrong, names the file and ends with exit code 1. For a store that was built
     with --split, checks both sides.
+
+    Of token files of other tools, which have no checksums, checks that every id is below
+    --vocab-size or the vocabulary of --tokenizer.
     """
     from penstock.store.verify import verify
 
+    given = TokenOptions(format, dtype, vocab_size, tokenizer)
+    if (files := open_files(store, given)) is not None:
+        verify_files(files, as_json=as_json)
+        return
     started = time.monotonic()
     with bar(shown=not as_json) as draw:
 

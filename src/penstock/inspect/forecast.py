@@ -227,7 +227,7 @@ def _store_bytes(rows: Rows) -> int:
             parts = each.manifest.parts
             found += sum(size for part in parts for size, _ in part.files.values())
         else:
-            found += each.path.stat().st_size
+            found += int(each.part_tokens.sum()) * each.dtype.itemsize
     return found
 
 

@@ -3,12 +3,14 @@
 import os
 from functools import cached_property
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
 
 from penstock.digest import digest_bytes, digest_json
 from penstock.errors import MissingStoreError, StoreError
+from penstock.formats.member import Integers, LocalTokens
 from penstock.paths import expand_user, naming
 from penstock.rows.protocol import Array
 
@@ -19,7 +21,7 @@ _SAMPLED_BLOCK = 1 << 16
 _NUM_SAMPLED = 16
 
 
-class ArrayFile:
+class ArrayFile(LocalTokens):
     """A token file without a store: `.npy`, or raw ids of a given dtype.
 
     Its digest covers the size and 17 blocks that are spread over the file. It is weaker than the
@@ -28,7 +30,7 @@ class ArrayFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], dtype: str | None = None) -> None:
-        self.path = expand_user(path)
+        self.path: Path = expand_user(path)
         self._opened = self.path.absolute()  # its size is read later, perhaps in another directory
         if not self.path.exists():
             where = f"working directory: {Path.cwd()}"
@@ -56,6 +58,15 @@ class ArrayFile:
     def num_tokens(self) -> int:
         """The number of ids."""
         return len(self._array)
+
+    @property
+    def part_tokens(self) -> Integers:
+        """The number of ids, as of a store with one part."""
+        return np.array([self.num_tokens])
+
+    def part_ids(self, part: int) -> Array:
+        """Return the ids, mapped into memory."""
+        return self.array()
 
     @cached_property
     def digest(self) -> str:
@@ -89,7 +100,8 @@ class ArrayFile:
     def _map_npy(self) -> Array:
         try:
             array = np.lib.format.open_memmap(self.path, mode="r")
-        except ValueError as error:
+        # NumPy parses the header as a Python literal: a damaged one fails as source code does.
+        except (ValueError, SyntaxError, TokenError) as error:
             raise StoreError(f"{self.path} cannot be read as an array: {error}.") from error
         if array.ndim != 1 or array.dtype.name not in _DTYPES:
             raise StoreError(

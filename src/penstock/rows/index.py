@@ -30,6 +30,7 @@ import numpy as np
 
 from penstock.digest import digest_json
 from penstock.errors import PlanError, StoreError
+from penstock.formats.member import Member
 from penstock.rows.packing import PACKING_FORMAT, WORD, RowIndex, joined, offsets_of, sizes_of
 from penstock.rows.protocol import Array, Integers
 from penstock.store.files import (
@@ -41,7 +42,6 @@ from penstock.store.files import (
     write_file,
 )
 from penstock.store.folders import open_regular
-from penstock.store.reader import TokenStore
 
 _MOST_TOKENS = 1 << 40  # of a part, because an offset has 40 bits
 _ROWS_AT_ONCE = 1 << 16
@@ -49,7 +49,7 @@ _HEAD = 16  # words: two digests and the counts
 
 
 def index_of(
-    store: TokenStore, kind: str, length: int, lay_out: Callable[[Array], RowIndex]
+    store: Member, kind: str, length: int, lay_out: Callable[[Array], RowIndex]
 ) -> RowIndex:
     """Return the index of a store: cached, or computed and cached if the cache is writable.
 
@@ -62,13 +62,13 @@ def index_of(
     key = digest_json(["rows", PACKING_FORMAT, kind, length, store.digest])
     name = f"{kind}-{length}-{key[:16]}.npy"
     path = cache_directory() / "rows" / name
-    part_tokens = store.manifest.part_tokens
+    part_tokens = store.part_tokens
     if (found := _read(path, key, part_tokens, length)) is not None:
         return found
     if int(part_tokens.max(initial=0)) >= _MOST_TOKENS:
         raise PlanError(f"{store.path} has a part of 2^40 tokens or more.")
     numbers = range(len(part_tokens))
-    made = joined([lay_out(store.part_array(number, "bounds")) for number in numbers])
+    made = joined([lay_out(store.part_bounds(number)) for number in numbers])
     # Mapped, so that the memory of the computed index can be freed.
     is_kept = _written(path, key, made)
     return (_read(path, key, part_tokens, length) if is_kept else None) or made

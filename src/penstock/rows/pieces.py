@@ -26,7 +26,6 @@ from penstock.rows.index import index_of
 from penstock.rows.packing import EMPTY, LONGEST, RowIndex, joined
 from penstock.rows.protocol import Array, Fields, Integers, Settings, Side
 from penstock.rows.tokens import Stream, StreamRows, StreamSource
-from penstock.store.reader import TokenStore
 
 if TYPE_CHECKING:
     from penstock.remote.downloads import MissingFile
@@ -67,10 +66,9 @@ class PieceRows(StreamRows):
 
     def _open_index(self, known: RowIndex = EMPTY) -> None:
         """Open the index of the stores, or extend `known`, the index of their first parts."""
-        stores = [each for each in self.stream.members if isinstance(each, TokenStore)]
         if self.stream.sealed and known is EMPTY:
             lay_out = (self._kind, self._longest, self._lay_out)
-            self.index = joined([index_of(store, *lay_out) for store in stores])
+            self.index = joined([index_of(each, *lay_out) for each in self.stream.members])
         else:
             # The rows of a part depend on that part only, so rows of earlier parts do not change.
             new = range(len(known.part_rows), len(self.stream.ends))

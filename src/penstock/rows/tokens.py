@@ -1,8 +1,8 @@
 """The tokens of stores and token files, as one stream.
 
 A stream is a list of pieces. A piece is an array of ids that is mapped into memory when it is
-first read: a part of a store, or a bare `.npy` or `.bin` file. Several stores or files are
-concatenated. Rows are cut from the stream, and a row of `Windows` may span several pieces.
+first read: a part of a store, or a token file. Several stores or files are concatenated. Rows are
+cut from the stream, and a row of `Windows` may span several pieces.
 
 A store that is still being written is read as a snapshot: a store over the parts that are sealed.
 """
@@ -18,6 +18,9 @@ import numpy as np
 
 from penstock.digest import digest_json
 from penstock.errors import StoreError, UnknownLengthError
+from penstock.formats.member import Member
+from penstock.formats.open import is_token_file, open_tokens
+from penstock.formats.token_files import TokenFiles
 from penstock.paths import is_remote
 from penstock.ranges import ranges
 from penstock.rows.array_file import ArrayFile as ArrayFile
@@ -39,19 +42,18 @@ class HasSnapshot(Protocol):
         ...
 
 
-StreamLike = str | os.PathLike[str] | TokenStore | HasSnapshot
+StreamLike = str | os.PathLike[str] | TokenStore | TokenFiles | HasSnapshot
 
 
 class Stream:
     """The ids of one or more stores and files, concatenated."""
 
-    def __init__(self, members: Sequence[TokenStore | ArrayFile]) -> None:
+    def __init__(self, members: Sequence[Member]) -> None:
         if not members:
             raise StoreError("No store was given to read rows from. Pass at least one.")
         self.members = tuple(members)
-        self._stores = [member for member in self.members if isinstance(member, TokenStore)]
-        _refuse_mixed(self._stores)
-        self.sealed = all(store.sealed for store in self._stores)
+        _refuse_mixed(self.members)
+        self.sealed = all(member.sealed for member in self.members)
         """Whether all tokens are available; False for a snapshot of an unfinished store."""
         if not self.sealed and len(self.members) > 1:
             raise StoreError(
@@ -62,12 +64,7 @@ class Stream:
         # The widest dtype: ids of a narrower member fit it, and none is truncated.
         self.dtype: np.dtype[Any] = np.result_type(*(member.dtype for member in self.members))
         # A piece for each part of a store. Arrays: a list of 10^6 parts would take 100 MB.
-        lengths = [
-            np.array([each.num_tokens])
-            if isinstance(each, ArrayFile)
-            else each.manifest.part_tokens
-            for each in self.members
-        ]
+        lengths = [each.part_tokens for each in self.members]
         # The number of the first piece of each member.
         self._firsts = [0, *np.cumsum([len(each) for each in lengths])[:-1].tolist()]
         joined = np.concatenate(lengths)
@@ -75,7 +72,7 @@ class Stream:
         """The offset after each piece."""
         self.starts: Integers = self.ends - joined
         self._checked: dict[str, BlockChecks] = {}
-        self.is_remote = any(store.is_remote for store in self._stores)
+        self.is_remote = any(member.is_remote for member in self.members)
         """Whether files of a member are downloaded when they are first used."""
 
     def __str__(self) -> str:
@@ -90,7 +87,7 @@ class Stream:
     @property
     def known_tokens(self) -> int:
         """Ids in all pieces, plus the ids that the next part of the store is known to have."""
-        return self.num_tokens + sum(store.num_coming for store in self._stores)
+        return self.num_tokens + sum(member.num_coming for member in self.members)
 
     @property
     def digest(self) -> str:
@@ -104,16 +101,16 @@ class Stream:
 
     @property
     def tokenizer_digest(self) -> str | None:
-        """The digest of the tokenizer of the first store, if there is a store."""
-        for store in self._stores:
-            tokenizer = store.manifest.contents["tokenizer"]
-            return str(tokenizer["digest"] or tokenizer["canary"])
+        """The digest of the first tokenizer that is known."""
+        for member in self.members:
+            if (tokenizer := member.tokenizer_record) is not None:
+                return str(tokenizer["digest"] or tokenizer["canary"])
         return None
 
     @property
     def has_documents(self) -> bool:
         """Whether every member records where its documents end."""
-        return len(self._stores) == len(self.members)
+        return all(member.has_documents for member in self.members)
 
     def __getstate__(self) -> Settings:
         # Every process checks the blocks that it reads.
@@ -132,7 +129,7 @@ class Stream:
             self._checked[kind] = BlockChecks(stores, self._firsts, self.starts, kind)
         return self._checked[kind]
 
-    def _find(self, number: int) -> tuple[TokenStore | ArrayFile, int]:
+    def _find(self, number: int) -> tuple[Member, int]:
         """Return the member of a piece, and the part of it."""
         # From the right: a store without parts has the first piece of the member after it.
         member = bisect_right(self._firsts, number) - 1
@@ -141,33 +138,27 @@ class Stream:
     def piece(self, number: int) -> Array:
         """Return the ids of one piece, mapped into memory; `check` checks those that are used."""
         source, part = self._find(number)
-        if isinstance(source, ArrayFile):
-            return source.array()
-        return source.files.file(part, "tokens").array
+        return source.part_ids(part)
 
     def bounds(self, number: int) -> Array:
         """Return the offsets, within one piece, at which its documents end."""
         source, part = self._find(number)
-        if isinstance(source, ArrayFile):
-            raise StoreError(f"{source.path} does not record where documents end; a store does.")
-        return source.part_array(part, "bounds")
+        return source.part_bounds(part)
 
     def continues(self, number: int) -> bool:
         """Return whether the last document of one piece continues in the next piece."""
         source, part = self._find(number)
-        return isinstance(source, TokenStore) and source.manifest.parts[part].num_continued > 0
+        return source.part_continues(part)
 
     @cached_property
     def has_loss(self) -> bool:
-        """Whether a store has loss masks, which exclude some tokens from training."""
-        return any(each.manifest.file_sizes("loss").any() for each in self._stores)
+        """Whether a member has loss masks, which exclude some tokens from training."""
+        return any(member.has_loss for member in self.members)
 
     def loss(self, number: int) -> Array | None:
         """Return the loss mask of one piece, 1 where a token is trained on; None if all are."""
         source, part = self._find(number)
-        if isinstance(source, ArrayFile) or "loss" not in source.manifest.parts[part].files:
-            return None
-        return source.files.file(part, "loss").array
+        return source.part_loss(part)
 
     def tokens(self, start: int, stop: int) -> Array:
         """Return ids `[start, stop)` of the stream; a view if they are in one piece."""
@@ -188,7 +179,7 @@ class Stream:
         return [each for start, size in spans for each in find_origins(self, start, start + size)]
 
     def store_part(self, number: int) -> tuple[TokenStore, int] | None:
-        """Return the store of a piece and the part of it; None for a bare token file."""
+        """Return the store of a piece and the part of it; None for a token file."""
         source, part = self._find(number)
         return (source, part) if isinstance(source, TokenStore) else None
 
@@ -207,8 +198,7 @@ class Stream:
         found: list[MissingFile] = []
         for number in present[np.argsort(first_rows)].tolist():
             source, part = self._find(number)
-            if isinstance(source, TokenStore):
-                found += source.files.missing_files(part, kinds)
+            found += source.missing_files(part, kinds)
         return found
 
     def read_ahead(self, starts: Integers, length: int) -> None:
@@ -227,33 +217,36 @@ def open_stream(source: StreamSource) -> Stream:
     if isinstance(source, Stream):
         return source
     # A str is a sequence too, so single members are recognised first.
-    if isinstance(source, str | os.PathLike | TokenStore | ArrayFile | HasSnapshot):
+    if isinstance(source, str | os.PathLike | TokenStore | ArrayFile | TokenFiles | HasSnapshot):
         return Stream([_open(source)])
     return Stream([_open(each) for each in source])
 
 
-def _open(source: StreamLike | ArrayFile) -> TokenStore | ArrayFile:
-    if isinstance(source, TokenStore | ArrayFile):
+def _open(source: StreamLike | ArrayFile) -> Member:
+    if isinstance(source, TokenStore | ArrayFile | TokenFiles):
         return source
     if isinstance(source, HasSnapshot):
         return source.snapshot()
     if is_remote(source):
         return TokenStore(source)
     path = Path(source)
-    if path.suffix in (".npy", ".bin") and not path.is_dir():
-        return ArrayFile(path)
-    return TokenStore(path)
+    if path.suffix == ".npy" and not path.is_dir():
+        return ArrayFile(path)  # its digest is in the states of earlier versions
+    return open_tokens(path) if is_token_file(path) else TokenStore(path)
 
 
-def _refuse_mixed(stores: list[TokenStore]) -> None:
-    """Raise if two stores were made by different tokenizers."""
-    for store in stores[1:]:
-        first, other = (each.manifest.contents["tokenizer"] for each in (stores[0], store))
+def _refuse_mixed(members: Sequence[Member]) -> None:
+    """Raise if two members were made by different tokenizers, as far as these are known."""
+    known = [(each.path, each.tokenizer_record) for each in members]
+    known = [(path, record) for path, record in known if record is not None]
+    for path, other in known[1:]:
+        one, first = known[0]
+        assert first is not None and other is not None  # noqa: PT018
         if first["canary"] != other["canary"] or first["digest"] != other["digest"]:
             digests = [(each["digest"] or each["canary"])[:8] for each in (other, first)]
             raise StoreError(
-                f"{store.path} was tokenized with {other['name']!r} (digest {digests[0]}), "
-                f"{stores[0].path} with {first['name']!r} (digest {digests[1]}). The same id would "
+                f"{path} was tokenized with {other['name']!r} (digest {digests[0]}), "
+                f"{one} with {first['name']!r} (digest {digests[1]}). The same id would "
                 "mean different text, so they cannot share a row. Build them with one tokenizer."
             )
 

@@ -206,8 +206,8 @@ class PartTable(Sequence[PartRecord]):
     def problem(self) -> str | None:
         """What is wrong with the values of the table; None if nothing is."""
         numbers, documents, continued, tokens = self.table[:_NUM_COUNTS]
-        # Then no sum and no size is 2^63 or more. A part of more than 10^12 tokens is no part.
-        limit = MAX_COUNT // max(1, len(self))
+        # Then no sum and no size is 2^63 or more: a document has 16 bytes of origin.
+        limit = MAX_COUNT // max(16, len(self))
         if max(int(column.max(initial=0)) for column in (documents, tokens)) > limit:
             return "a part has more documents or tokens than a store can have"
         if int(numbers.max(initial=0)) > MAX_COUNT or (numbers[1:] <= numbers[:-1]).any():

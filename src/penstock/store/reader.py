@@ -6,7 +6,7 @@ is loaded only to decode them.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -22,6 +22,7 @@ from penstock.store.manifest import Manifest, read_manifest
 from penstock.store.parts import REPAIR_ADVICE, PartFiles
 
 if TYPE_CHECKING:
+    from penstock.remote.downloads import MissingFile
     from penstock.tokenize.tokenizer import Tokenizer
 
 
@@ -82,6 +83,7 @@ class TokenStore:
     from one part is a view of its file: it is read-only, and valid as long as you keep it.
     """
 
+    has_documents = True
     sealed: bool = True
     """Whether these are all parts; False for a snapshot of a store that is being written."""
     num_coming: int = 0
@@ -294,6 +296,43 @@ class TokenStore:
     def part_array(self, part: int, kind: str) -> NDArray[Any]:
         """One array of one part; all of it is checked when it is first used."""
         return self.files.array(part, kind)
+
+    @property
+    def part_tokens(self) -> NDArray[np.int64]:
+        """The number of tokens of each part."""
+        return self.manifest.part_tokens
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether a part has a loss mask."""
+        return bool(self.manifest.file_sizes("loss").any())
+
+    @property
+    def tokenizer_record(self) -> dict[str, Any]:
+        """The name, digest and canary of the tokenizer."""
+        return dict(self.manifest.contents["tokenizer"])
+
+    def part_ids(self, part: int) -> NDArray[Any]:
+        """The tokens of one part; `files.check` checks those that are used."""
+        return self.files.file(part, "tokens").array
+
+    def part_bounds(self, part: int) -> NDArray[Any]:
+        """The offsets, within one part, at which its documents end."""
+        return self.part_array(part, "bounds")
+
+    def part_continues(self, part: int) -> bool:
+        """Whether the last document of one part continues in the next part."""
+        return self.manifest.parts[part].num_continued > 0
+
+    def part_loss(self, part: int) -> NDArray[Any] | None:
+        """The loss mask of one part, 1 where a token is trained on; None if all are."""
+        if "loss" not in self.manifest.parts[part].files:
+            return None
+        return self.files.file(part, "loss").array
+
+    def missing_files(self, part: int, kinds: Sequence[str]) -> "list[MissingFile]":
+        """The files of one part that are not on this machine yet."""
+        return self.files.missing_files(part, kinds)
 
     def _find_document(self, index: int) -> tuple[int, int]:
         if not isinstance(index, SupportsIndex):

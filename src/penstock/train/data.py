@@ -20,6 +20,9 @@ from torch import Tensor
 
 from penstock.cli.progress import build_lines
 from penstock.errors import PlanError, SourceError, StoreBusyError, StoreError
+from penstock.formats.member import Member
+from penstock.formats.open import recognised
+from penstock.formats.token_files import TokenFiles
 from penstock.loader.fingerprints import RowReader
 from penstock.loader.loader import Loader
 from penstock.loader.run import AnyPlan
@@ -47,7 +50,7 @@ _GPT2_VOCAB = 50_257
 # The ids of a bare token file (without a manifest) that are checked, which takes 0.1 seconds.
 _CHECKED_IDS = 1 << 24
 _OTHER_TEXT = "That store belongs to this output. For other text or settings, use another one (-o)."
-TOKEN_FILES = (".npy", ".bin")
+TOKEN_FILES = (".npy", ".bin", ".idx", ".ds")
 _FIELDS = ("inputs", "targets", "position_ids", "document_ids")
 
 
@@ -182,7 +185,9 @@ class _Opener:
     def rows(self, store: Any, kind: RowKind, **options: Any) -> Rows:
         """The rows of a store or token file."""
         store = self._opened.get(store, store)
-        if isinstance(store, Path) and store.suffix == ".bin" and store.is_file():
+        is_bin = isinstance(store, Path) and store.suffix == ".bin" and store.is_file()
+        # A file of llm.c or Megatron is opened as that: its header is not tokens.
+        if is_bin and not recognised(store):
             self._log(f"{store} is read as uint16, as nanoGPT writes it")
             store = ArrayFile(store, "uint16")
         try:
@@ -286,7 +291,7 @@ def microbatches(batch: dict[str, Tensor], rows: int) -> Iterator[list[Tensor | 
         yield [None if each is None else each[piece].contiguous() for each in fields]
 
 
-def stores_of(rows: Rows) -> tuple[TokenStore | ArrayFile, ...]:
+def stores_of(rows: Rows) -> tuple[Member, ...]:
     """The stores and token files that rows are read from; none for rows of another kind."""
     return () if rows.stream is None else rows.stream.members
 
@@ -298,12 +303,12 @@ def vocab_size_of(plan: AnyPlan) -> int:
     return max(sizes, default=_GPT2_VOCAB)
 
 
-def _vocab_size(member: TokenStore | ArrayFile) -> int:
-    """The vocabulary size of a store's tokenizer; for a bare file, one more than its largest id."""
-    if isinstance(member, TokenStore):
+def _vocab_size(member: Member) -> int:
+    """The vocabulary size that is recorded or given; else one more than the largest id."""
+    if isinstance(member, TokenStore | TokenFiles) and member.vocab_size is not None:
         return member.vocab_size
     # An unsigned dtype cannot be negative, but a .npy file may be of int32 or int64.
-    ids = member.array()[:_CHECKED_IDS]
+    ids = member.part_ids(0)[:_CHECKED_IDS]
     if ids.min(initial=0) < 0:
         raise PlanError(
             f"{member.path} has the negative token id {ids.min()}, which no model can embed."

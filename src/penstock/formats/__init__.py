@@ -1,0 +1,24 @@
+"""Token files of other tools, read in place.
+
+`open_tokens` recognises the files of llm.c, modded-nanogpt, Megatron-LM, datatrove and NumPy by
+their contents, and opens those of nanoGPT and OLMo if the caller names them. The ids are mapped
+into memory and never copied. `Windows`, `Packs` and `Documents` take the result like a store.
+"""
+
+from typing import TYPE_CHECKING
+
+from penstock.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from penstock.formats.open import open_tokens as open_tokens
+    from penstock.formats.token_files import TokenFiles as TokenFiles
+    from penstock.formats.verify import verify_tokens as verify_tokens
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "open": "open_tokens",
+            "token_files": "TokenFiles",
+            "verify": "verify_tokens",
+        },
+    )

@@ -1,0 +1,125 @@
+"""What a stream of tokens needs from each of its members: stores and token files alike.
+
+A member has parts. A part is an array of ids, with the offsets at which its documents end and a
+loss mask where the member records them. `TokenStore`, `ArrayFile` and `TokenFiles` are members.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import StoreError
+
+if TYPE_CHECKING:
+    from penstock.remote.downloads import MissingFile
+
+Array = NDArray[Any]
+Integers = NDArray[np.int64]
+
+
+class Member(Protocol):
+    """Tokens in parts, as `penstock.rows.tokens.Stream` reads them."""
+
+    @property
+    def path(self) -> object:
+        """The path, for messages."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the ids."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """A digest of the contents."""
+        ...
+
+    @property
+    def sealed(self) -> bool:
+        """Whether these are all parts; False for a snapshot of a store that is being written."""
+        ...
+
+    @property
+    def num_coming(self) -> int:
+        """The next part has at least this many tokens; 0 if the member is sealed."""
+        ...
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether files are downloaded when they are first used."""
+        ...
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether the ends of documents are recorded."""
+        ...
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether a part has a loss mask."""
+        ...
+
+    @property
+    def tokenizer_record(self) -> Mapping[str, Any] | None:
+        """The name, digest and canary of the tokenizer, if it is known."""
+        ...
+
+    @property
+    def part_tokens(self) -> Integers:
+        """The number of ids of each part."""
+        ...
+
+    def part_ids(self, part: int) -> Array:
+        """Return the ids of one part, mapped into memory."""
+        ...
+
+    def part_bounds(self, part: int) -> Array:
+        """Return the offsets, within one part, at which its documents end."""
+        ...
+
+    def part_continues(self, part: int) -> bool:
+        """Return whether the last document of one part continues in the next part."""
+        ...
+
+    def part_loss(self, part: int) -> Array | None:
+        """Return the loss mask of one part, 1 where a token is trained on; None if all are."""
+        ...
+
+    def missing_files(self, part: int, kinds: Sequence[str]) -> "list[MissingFile]":
+        """Return the files of one part that are not on this machine yet."""
+        ...
+
+
+class LocalTokens:
+    """The answers that are the same for all token files on this machine; a base of members."""
+
+    path: object
+    sealed = True
+    num_coming = 0
+    is_remote = False
+    has_documents = False
+    has_loss = False
+
+    @property
+    def tokenizer_record(self) -> Mapping[str, Any] | None:
+        """The name, digest and canary of the tokenizer, if it is known."""
+        return None
+
+    def part_bounds(self, part: int) -> Array:
+        """Return the offsets, within one part, at which its documents end."""
+        raise StoreError(f"{self.path} does not record where documents end; a store does.")
+
+    def part_continues(self, part: int) -> bool:
+        """Return False: documents of token files are in one file each."""
+        return False
+
+    def part_loss(self, part: int) -> Array | None:
+        """Return the loss mask of one part; None if all tokens are trained on."""
+        return None
+
+    def missing_files(self, part: int, kinds: Sequence[str]) -> "list[MissingFile]":
+        """Return no file: all are on this machine."""
+        return []

@@ -1,0 +1,89 @@
+"""Ids without a header: nanoGPT's `.bin`, and the arrays that dolma and OLMo name `.npy`.
+
+Nothing in such a file says what it is. So the caller names the format, and gives the size of the
+vocabulary, which a wrong dtype contradicts.
+
+dolma writes a table `.csv.gz` beside each array. Each row of it describes a document, and begins
+with the offsets of its first token and of the token after its last one.
+"""
+
+import csv
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from penstock.errors import StoreError
+from penstock.formats.mapped import MappedArray
+from penstock.formats.sample import check_not_halves, spread_blocks
+from penstock.formats.token_files import FilePart, checked_bounds
+
+RAW_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
+# A row has two numbers, a path, an id and a position.
+_LONGEST_ROW = 1 << 20
+
+
+def open_raw(path: Path, dtype: str, vocab_size: int) -> FilePart:
+    """Return the ids of a file without a header."""
+    if dtype not in RAW_DTYPES:
+        raise StoreError(f"dtype={dtype!r} is not one of {', '.join(RAW_DTYPES)}.")
+    kind = np.dtype(dtype).newbyteorder("<")
+    if vocab_size - 1 > np.iinfo(kind).max:
+        raise StoreError(
+            f"A vocabulary of {vocab_size:,} ids does not fit {dtype}, so {path} was not written "
+            'as that. Pass dtype="uint32", or the vocabulary size of the tokenizer.'
+        )
+    ids = MappedArray(path, kind)
+    for block in spread_blocks(ids.array()):
+        check_not_halves(block, path)
+    return FilePart(ids)
+
+
+def open_olmo(path: Path, dtype: str | None, vocab_size: int) -> FilePart:
+    """Return the ids of an array of dolma, with its documents if the table is beside it."""
+    # dolma's writers use the narrowest of these two that holds the vocabulary.
+    part = open_raw(path, dtype or ("uint16" if vocab_size <= 1 << 16 else "uint32"), vocab_size)
+    table = path.with_suffix(".csv.gz")
+    if not table.exists():
+        return part
+    num_tokens = len(part.ids.array())
+    return part._replace(bounds=checked_bounds(_ends(table, num_tokens), num_tokens, table))
+
+
+def _ends(table: Path, num_tokens: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """Return where the documents of a table end, which must follow each other without gaps."""
+    ends: list[int] = []
+    end = 0
+    # Documents have an end token, so there are not more documents than tokens. Twice as many are
+    # allowed for, and a small file that decompresses to billions of rows is refused early.
+    most = 2 * num_tokens + 1024
+    try:
+        with gzip.open(table, "rt", encoding="utf-8", newline="") as stream:
+            for number, row in enumerate(csv.reader(_short_lines(stream, table))):
+                if number == 0 and row[:2] == ["start", "end"]:
+                    continue
+                start, stop = int(row[0]), int(row[1])
+                if start != end or not end <= stop <= num_tokens or len(ends) >= most:
+                    raise StoreError(
+                        f"{table}: row {number:,} is for the tokens {start:,} to {stop:,}, after "
+                        f"token {end:,} of {num_tokens:,}. Documents must follow each other in the "
+                        "order of the array. The table is damaged, or belongs to another array."
+                    )
+                ends.append(stop)
+                end = stop
+    except (EOFError, gzip.BadGzipFile, zlib.error, ValueError, IndexError, csv.Error) as error:
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(f"{table} is not a table of documents: {error}.") from error
+    return np.array(ends, np.uint64)
+
+
+def _short_lines(stream: IO[str], table: Path) -> Iterator[str]:
+    """Yield the lines of a table; one line of a small file may decompress to gigabytes."""
+    while line := stream.readline(_LONGEST_ROW):
+        if len(line) == _LONGEST_ROW:
+            raise StoreError(f"{table} has a row of {_LONGEST_ROW:,} characters or more.")
+        yield line

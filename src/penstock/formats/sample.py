@@ -1,0 +1,96 @@
+"""Checks of token ids, on blocks that are spread over a file.
+
+    file      [block]......[block]......[block]......[block]
+
+A wrong dtype shows in any block. Two ids of uint16 that are read as one uint32 give a number
+beyond every vocabulary. An id of uint32 that is read as two uint16 gives an id and then a number
+near zero, again and again:
+
+    uint32     464        50256      11
+    as uint16  464  0     50256  0   11  0
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import StoreError
+from penstock.formats.member import Array
+
+_BLOCK_BYTES = 1 << 16
+_NUM_SPREAD = 16
+# The upper half of an id is at most this for vocabularies of up to a million ids.
+_NEAR_ZERO = 16
+# Fewer pairs may have small second ids by chance.
+_LEAST_PAIRS = 32
+_AT_ONCE = 1 << 24
+
+
+def spread_blocks(array: Array) -> Iterator[Array]:
+    """Yield 17 blocks of 64 KiB of an array, evenly spread; all of an array that has no more."""
+    per_block = _BLOCK_BYTES // array.itemsize
+    if len(array) <= per_block * (_NUM_SPREAD + 1):
+        yield array
+        return
+    for k in range(_NUM_SPREAD):
+        # A multiple of 8 ids, so that halves of wider ids stay at odd offsets.
+        start = len(array) * k // _NUM_SPREAD // 8 * 8
+        yield array[start : start + per_block]
+    yield array[(len(array) - per_block) // 8 * 8 :]
+
+
+def all_blocks(array: Array) -> Iterator[Array]:
+    """Yield consecutive blocks of an array, which may be larger than the memory."""
+    for start in range(0, len(array), _AT_ONCE):
+        yield array[start : start + _AT_ONCE]
+
+
+def check_ids(block: Array, path: object, vocab_size: int | None) -> None:
+    """Raise StoreError if an id is negative, or not below the vocabulary size."""
+    if not len(block):
+        return
+    lowest, highest = int(block.min()), int(block.max())
+    if lowest < 0:
+        raise StoreError(
+            f"{path} has the token id {lowest:,}, and no id is negative. It was written with "
+            f"another dtype than {block.dtype}, or is damaged."
+        )
+    if vocab_size is not None and highest >= vocab_size:
+        advice = ""
+        if block.dtype.itemsize >= 4 and _fits_halves(block, vocab_size):
+            half = f"uint{block.dtype.itemsize * 4}"
+            advice = f' Read as {half}, all ids would be below it: pass dtype="{half}".'
+        raise StoreError(
+            f"{path} has the token id {highest:,}, but the vocabulary has {vocab_size:,} ids. The "
+            f"file has another dtype than {block.dtype}, another tokenizer, or is damaged.{advice}"
+        )
+
+
+def _fits_halves(block: Array, vocab_size: int) -> bool:
+    half = np.dtype(f"<u{block.dtype.itemsize // 2}")
+    return bool(np.ascontiguousarray(block).view(half).max() < vocab_size)
+
+
+def check_not_halves(block: Array, path: object) -> None:
+    """Raise StoreError if the ids look like the two halves of wider ids."""
+    num_pairs = len(block) // 2
+    if num_pairs < _LEAST_PAIRS or block.dtype.itemsize > 4:
+        return
+    lower, upper = block[: 2 * num_pairs : 2], block[1 : 2 * num_pairs : 2]
+    # A real text has frequent words at odd offsets too, and their ids are spread.
+    if int(upper.max()) <= _NEAR_ZERO < int(lower.max()):
+        wider = f"uint{block.dtype.itemsize * 16}"
+        raise StoreError(
+            f"{path} has a number of at most {_NEAR_ZERO} in every second place, as {wider} ids "
+            f'have when they are read as {block.dtype}. Pass dtype="{wider}".'
+        )
+
+
+def check_dtype(dtype: np.dtype[Any], path: object) -> None:
+    """Raise StoreError if a dtype is not one of integers."""
+    if dtype.kind not in "iu":
+        raise StoreError(
+            f"{path} holds {dtype} values; token ids are integers. Nothing was read, because "
+            "objects would have to be unpickled and other numbers are not ids."
+        )

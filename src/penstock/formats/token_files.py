@@ -1,0 +1,191 @@
+"""`TokenFiles`: token files of another tool, open for reading."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from penstock.digest import digest_json
+from penstock.errors import StoreError
+from penstock.formats.mapped import HeldArray, MappedArray
+from penstock.formats.member import Array, Integers, LocalTokens
+from penstock.formats.sample import check_dtype, check_ids, spread_blocks
+
+if TYPE_CHECKING:
+    from penstock.tokenize.tokenizer import Tokenizer
+
+
+class FilePart(NamedTuple):
+    """The tokens of one file."""
+
+    ids: MappedArray | HeldArray
+    bounds: Array | None = None
+    """The offsets at which documents end, `<u8`; None if the format does not record them."""
+    loss: MappedArray | None = None
+    """1 for each token that is trained on, uint8; None if all are."""
+
+
+class TokenFiles(LocalTokens):
+    """Token files of another tool, open in place. `open_tokens` returns it.
+
+    `Windows`, `Packs`, `Documents` and lists of stores take it like a store. Its digest covers the
+    ends of documents and 17 blocks of 64 KiB of each file. It is weaker than the digest of a
+    store: a change between the blocks is not noticed. It can be pickled, and used from several
+    threads and after a fork.
+    """
+
+    def __init__(
+        self,
+        path: object,
+        format: str,
+        parts: Sequence[FilePart],
+        vocab_size: int | None,
+        tokenizer: "Tokenizer | None",
+        reopen: Callable[[], "TokenFiles"],
+    ) -> None:
+        """Check the ids of sampled blocks; see `open_tokens`, which calls this."""
+        self.path = path
+        self.format = format
+        self.vocab_size = vocab_size
+        """The number of ids of the vocabulary; None if it was not given."""
+        self.tokenizer = tokenizer
+        """The tokenizer, if it was given."""
+        self._parts, self._reopen = tuple(parts), reopen
+        arrays = [each.ids.array() for each in self._parts]
+        for array in arrays:
+            check_dtype(array.dtype, path)
+            for block in spread_blocks(array):
+                check_ids(block, path, vocab_size)
+        self.dtype: np.dtype[Any] = np.result_type(*(array.dtype for array in arrays))
+        self._part_tokens = np.array([len(array) for array in arrays], np.int64)
+        self.has_documents = all(each.bounds is not None for each in self._parts)
+        self.has_loss = any(each.loss is not None for each in self._parts)
+
+    def __repr__(self) -> str:
+        documents = f"{len(self):,} documents, " if self.has_documents else ""
+        return (
+            f"TokenFiles({str(self.path)!r}: {self.format}, {documents}{self.num_tokens:,} tokens, "
+            f"{self.dtype})"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Files are mapped again. A worker process must not read other files of the same name.
+        return _reopened, (self._reopen, self.digest)
+
+    def __len__(self) -> int:
+        """The number of documents; 0 if the format does not record them."""
+        return sum(0 if part.bounds is None else len(part.bounds) for part in self._parts)
+
+    def __iter__(self) -> Iterator[Array]:
+        """The tokens of each document, in order."""
+        return (self.document(number) for number in range(len(self)))
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of ids."""
+        return int(self._part_tokens.sum())
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the format, the ends of documents and sampled blocks, computed once."""
+        parts = []
+        for part in self._parts:
+            ids = part.ids.array()
+            sampled = [_sha256(block) for block in spread_blocks(ids)]
+            bounds = None if part.bounds is None else _sha256(part.bounds)
+            masks = None if part.loss is None else [*map(_sha256, spread_blocks(part.loss.array()))]
+            parts.append([len(ids), ids.dtype.str, bounds, sampled, masks])
+        return digest_json(["token files", self.format, parts])
+
+    @property
+    def tokenizer_record(self) -> Mapping[str, Any] | None:
+        """The name, digest and canary of the tokenizer, if it was given."""
+        known = self.tokenizer
+        if known is None:
+            return None
+        return {"name": known.name, "digest": known.digest, "canary": known.canary}
+
+    @property
+    def part_tokens(self) -> Integers:
+        """The number of ids of each file."""
+        return self._part_tokens
+
+    def part_ids(self, part: int) -> Array:
+        """Return the ids of one file, mapped into memory."""
+        return self._parts[part].ids.array()
+
+    def part_bounds(self, part: int) -> Array:
+        """Return the offsets, within one file, at which its documents end."""
+        bounds = self._parts[part].bounds
+        return super().part_bounds(part) if bounds is None else bounds
+
+    def part_loss(self, part: int) -> Array | None:
+        """Return the loss mask of one file; None if all tokens are trained on."""
+        mask = self._parts[part].loss
+        return None if mask is None else mask.array()
+
+    def document(self, index: int) -> Array:
+        """Return the tokens of one document; negative numbers count from the end."""
+        size = len(self)
+        if not -size <= index < size:
+            raise IndexError(f"document {index:,} is not among the {size:,} documents")
+        index %= size
+        for number in range(len(self._parts)):
+            bounds = self.part_bounds(number)
+            if index < len(bounds):
+                start = int(bounds[index - 1]) if index else 0
+                return self.part_ids(number)[start : int(bounds[index])]
+            index -= len(bounds)
+        raise AssertionError("the parts have fewer documents than their sum")
+
+    def decode(self, index: int) -> str:
+        """Return the text of one document, with its special tokens.
+
+        Raises:
+            StoreError: `open_tokens` was called without `tokenizer=`.
+        """
+        if self.tokenizer is None:
+            raise StoreError(
+                f"{self.path} does not record its tokenizer. Pass tokenizer= to open_tokens "
+                "(--tokenizer on the command line)."
+            )
+        return self.tokenizer.decode(self.document(index))
+
+
+def _reopened(reopen: Callable[[], TokenFiles], digest: str) -> TokenFiles:
+    opened = reopen()
+    if opened.digest != digest:
+        raise StoreError(f"{opened.path} was changed after it was pickled. Open it again.")
+    return opened
+
+
+def _sha256(array: Array) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
+
+
+def checked_bounds(bounds: Array, num_tokens: int, path: object) -> Array:
+    """Return ends of documents as `<u8`, after a check that they ascend and cover all tokens.
+
+    Raises:
+        StoreError: an end is before the one before it, or after the last token.
+    """
+    if not len(bounds):
+        if num_tokens:
+            raise StoreError(f"{path} lists no documents, but there are {num_tokens:,} tokens.")
+        return np.zeros(0, "<u8")
+    # Compared, and not subtracted: a difference of unsigned numbers wraps around.
+    falls = np.flatnonzero(bounds[1:] < bounds[:-1])
+    if int(bounds[0]) < 0 or len(falls):
+        number = int(falls[0]) + 1 if len(falls) else 0
+        raise StoreError(
+            f"{path}: document {number:,} ends at token {int(bounds[number]):,}, before it begins. "
+            "The file is damaged."
+        )
+    if int(bounds[-1]) != num_tokens:
+        raise StoreError(
+            f"{path}: the last document ends at token {int(bounds[-1]):,}, but there are "
+            f"{num_tokens:,} tokens. A file is truncated, or the two do not belong together."
+        )
+    return bounds.astype("<u8", copy=False)

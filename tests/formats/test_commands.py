@@ -1,0 +1,46 @@
+"""`penstock info`, `decode` and `verify` take token files of other tools."""
+
+import json
+
+from typer.testing import CliRunner
+
+from penstock.cli.app import app
+
+DOCUMENTS = [list(b"one"), [], list(b"three")]
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_info_shows_a_megatron_set(layouts, tmp_path):
+    layouts.write_megatron(tmp_path / "x", DOCUMENTS)
+    found = json.loads(run("info", tmp_path / "x", "--json").stdout)
+
+    assert (found["format"], found["num_documents"], found["num_tokens"]) == ("megatron", 3, 8)
+    assert "not given" in run("info", tmp_path / "x.idx").stdout
+
+
+def test_decode_shows_documents_with_a_tokenizer(layouts, tmp_path):
+    layouts.write_megatron(tmp_path / "x", DOCUMENTS)
+    words = ("decode", tmp_path / "x", "-d", "-1", "--tokenizer", "bytes")
+
+    assert run(*words).stdout == "document 2 of 3, 5 tokens\nthree\n"
+    assert json.loads(run(*words, "--json").stdout)["documents"][0]["text"] == "three"
+    assert run(*words[:4]).exit_code == 1
+    assert run("decode", tmp_path / "x", "-d", "9", "--tokenizer", "bytes").exit_code == 1
+
+
+def test_verify_finds_an_id_that_the_vocabulary_does_not_have(layouts, tmp_path):
+    ids = [0] * 3_000_000
+    ids[100_000] = 60_000  # between two of the blocks that are checked when the file is opened
+    layouts.write_raw(tmp_path / "x.bin", [ids])
+    named = ("--format", "nanogpt", "--vocab-size")
+
+    assert run("info", tmp_path / "x.bin", *named, 50257).exit_code == 0
+    assert run("verify", tmp_path / "x.bin", *named, 50257).exit_code == 1
+    assert "every id is below 60,001" in run("verify", tmp_path / "x.bin", *named, 60001).stdout
+
+
+def test_options_for_token_files_are_refused_for_a_directory(tmp_path):
+    assert run("info", tmp_path, "--format", "llmc").exit_code == 2
