@@ -186,7 +186,7 @@ def test_shell_completion_can_be_installed(penstock, tmp_path):
 
     assert "penstock.sh" in done.stdout.decode()
     assert "complete -o default -F _penstock_completion penstock" in script.read_text()
-    assert penstock(**asked).stdout.split() == [b"info"]
+    assert penstock(**asked).stdout.split() == [b"info", b"inspect"]
 
 
 def shell(command, directory):

@@ -85,7 +85,7 @@ def build_command(
         option(
             "Who tokenizes: threads, processes, ray or ray://HOST:PORT. auto: processes for more "
             "than four threads and 1 GB of text.",
-            "WORKERS",
+            "KIND",
         ),
     ] = "auto",
     memory: Annotated[

@@ -31,7 +31,7 @@ def when_command(
             "-d",
         ),
     ] = None,
-    text: Annotated[str | None, option("A text to find in all documents.", "TEXT")] = None,
+    text: Annotated[str | None, option("A text to find in all documents.", "STRING")] = None,
     source: Annotated[str | None, option("Search this source only.", "NAME")] = None,
     tokenizer: TokenizerName = None,
     settings: Settings = None,
@@ -48,7 +48,7 @@ def when_command(
     penstock when recipe.toml --text "so much depends"
     """
     if (document is None) == (text is None):
-        raise typer.BadParameter("give either --document FILE:RECORD or --text TEXT.")
+        raise typer.BadParameter("give either --document FILE:RECORD or --text STRING.")
     found = opened(run, settings, as_json=as_json)
     name = tokenizer or found.tokenizer
     if document is not None:

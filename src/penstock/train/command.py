@@ -268,7 +268,8 @@ def _guess_recipe(source: str, device: str | None) -> Tables:
     settings = _GPU_GUESSES if has_gpu else _CPU_GUESSES
     if "://" in source:
         url = store_path(source)
-        if not is_remote(source) or store_sides(url) is None:
+        # A pattern names texts, so no server is asked whether it is a store.
+        if glob.has_magic(source) or not is_remote(source) or store_sides(url) is None:
             raise SourceError(
                 f"{redacted(source)} is not a local file, and not a store. Build a store from it "
                 "first, with penstock build."
