@@ -154,7 +154,7 @@ def _document_ends(found: _Index, num_tokens: int, index: Path) -> Array:
             f"one before it ends at {int(ends[number]):,}. Sequences must be stored one after the "
             "other. The index is damaged, or of another file."
         )
-    # A writer that was never told where documents end records the first 0 only. Then sequences
+    # A writer that does not know where documents end records the first 0 only. Then sequences
     # are the documents.
     if documents.tolist()[:2] == [0] and len(lengths):
         return checked_bounds(ends[1:], num_tokens, index)
