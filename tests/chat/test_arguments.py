@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from jinja2 import UndefinedError
 
 from penstock.chat.arguments import parts_of
 from penstock.chat.chat import Chat
@@ -145,6 +146,12 @@ def deepseek(make_tokenizer):
         tokenizer_object=make_tokenizer(tokens), bos_token=tokens[0], eos_token=tokens[1]
     )
     fast.chat_template = DEEPSEEK
+    try:
+        fast.apply_chat_template(messages("{}"), tokenize=False)
+    except UndefinedError:
+        pytest.skip(
+            f"transformers {transformers.__version__} removes a content of None, and this template needs it"
+        )
     return fast
 
 

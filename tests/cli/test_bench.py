@@ -76,7 +76,9 @@ def test_numbers_below_the_least_are_refused(invoke, option):
 def test_no_thread_is_left(store):
     measure_speed(store.path, length=16, batch_size=4, seconds=0.05)
 
-    assert not [each for each in threading.enumerate() if each.name.startswith("penstock")]
+    left = [each.name for each in threading.enumerate() if each.name.startswith("penstock")]
+    # Threads that download files are kept for the next files: tests of remote stores leave some.
+    assert not [name for name in left if not name.startswith("penstock-download")]
 
 
 def test_progress_is_drawn_at_each_turn(store):

@@ -30,8 +30,8 @@ def test_stores_in_object_storage_are_refused_with_a_way_to_merge_them(tmp_path,
         ps.build(Texts([f"one {name}"]), name, tokenizer="bytes")
 
     shown = invoke("merge", "s3://bucket/a", "b", "-o", "merged", code=1).stderr
-    assert "s3://bucket/a is in object storage" in shown
+    assert "s3://bucket/a is a URL, and this needs a directory" in shown
     shown = invoke("merge", "a", "b", "-o", "https://me:word@host/x?sig=1", code=1).stderr
-    assert "https://host/x is in object storage" in shown
+    assert "https://host/x is a URL, and this needs a directory" in shown
     assert "penstock copy" in shown
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]

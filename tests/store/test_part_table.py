@@ -17,7 +17,7 @@ from penstock.errors import MissingStoreError, StoreError
 from penstock.sources.settings import Texts
 from penstock.sources.slices import cut
 from penstock.store import manifest as manifests
-from penstock.store import parts as parts_module
+from penstock.store import maps
 from penstock.store.manifest import FILE_NAME, manifest_files, read_manifest, write_manifest
 from penstock.store.part_table import PartRecord, PartTable, joined_parts
 from penstock.store.verify import chain
@@ -353,12 +353,12 @@ def test_a_list_of_many_parts_is_kept_in_an_array_and_stays_a_list(listed, tmp_p
 
 def test_what_is_known_of_parts_is_bounded():
     kept = {}
-    for number in range(parts_module._MOST_KEPT + 100):
-        assert parts_module._keep(kept, number, str(number)) == str(number)
+    for number in range(maps._MOST_KEPT + 100):
+        assert maps.keep_newest(kept, number, str(number)) == str(number)
 
-    assert len(kept) == parts_module._MOST_KEPT
+    assert len(kept) == maps._MOST_KEPT
     assert 99 not in kept
-    assert parts_module._keep(kept, 5_000, "another") == "5000", "the first entry stays"
+    assert maps.keep_newest(kept, 5_000, "another") == "5000", "the first entry stays"
 
 
 def num_records():

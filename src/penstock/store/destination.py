@@ -322,7 +322,7 @@ class Destination:
         except ConflictError:
             # Equal, if the answer to an earlier attempt was lost, or another process has built the
             # same store.
-            if not self._holds(name, data, partial(parse_manifest, path=self._url)):
+            if not self._holds(name, data, partial(self._parsed, side)):
                 raise StoreError(
                     f"Another process committed {self.shown} first, so this one did not. What is "
                     "there now is the store of the other one, whole and unchanged. Run this again, "
