@@ -150,7 +150,8 @@ def deepseek(make_tokenizer):
         fast.apply_chat_template(messages("{}"), tokenize=False)
     except UndefinedError:
         pytest.skip(
-            f"transformers {transformers.__version__} removes a content of None, and this template needs it"
+            f"transformers {transformers.__version__} removes a content of None, and this template "
+            "needs it"
         )
     return fast
 

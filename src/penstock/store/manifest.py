@@ -56,6 +56,7 @@ from penstock.store.part_table import (
 MOST_LISTED = 16_384
 """The most parts that a manifest lists: a JSON text of 8 MB, which is read in 0.2 s."""
 _MOST_RECORDS = 256
+_ATTEMPTS = 5
 _ZEROS = "0" * 64
 
 
@@ -238,14 +239,14 @@ def read_manifest(directory: Path) -> Manifest:
     path = directory / FILE_NAME
     if not path.exists():
         raise absent_store(directory)
-    data = read_file(path)
-    try:
-        return parse_manifest(data, path, directory)
-    except MissingStoreError:
-        # An append removes the table of the manifest that it has replaced.
-        if read_file(path) == data:
-            raise
-    return read_manifest(directory)
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            return parse_manifest(read_file(path), path, directory)
+        except MissingStoreError:
+            # An append removes the table of the manifest that it has replaced.
+            if not left:
+                raise
+    raise AssertionError
 
 
 def parse_manifest(data: bytes, path: StorePath, tables: Path) -> Manifest:
