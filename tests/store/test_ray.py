@@ -253,6 +253,7 @@ def test_a_build_whose_nodes_and_driver_are_killed_ends_with_the_bytes_of_a_loca
     )
 
 
+@pytest.mark.torture
 def test_an_interrupted_build_stops_its_tasks_and_is_resumed(connected, text, tmp_path, sums):
     def interrupt(now):
         if now.done_bytes > now.total_bytes / 3:
@@ -565,6 +566,7 @@ def test_workers_with_another_name_are_refused(inputs, tmp_path):
         penstock.build(inputs, tmp_path / "store", workers="dask")
 
 
+@pytest.mark.torture
 def test_half_written_files_of_dead_nodes_are_removed_at_the_end(connected, text, tmp_path, sums):
     place, options = tmp_path / "store", {"tokenizer": "bytes", "documents": "lines"}
     left = place / ".part-00007.tokens.npy.4711.0123456789ab.tmp"
