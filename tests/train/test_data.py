@@ -260,9 +260,7 @@ def test_only_the_source_may_be_a_recipe():
     for nothing in (("", {}), (None, {"data.train": ""})):
         with pytest.raises(RecipeError, match="Give a recipe"):
             choose_recipe(*nothing, None, ignore)
-    with pytest.raises(
-        SourceError, match=r"s3://b/\*\.txt is not a local file, and not a store"
-    ):
+    with pytest.raises(SourceError, match=r"s3://b/\*\.txt is not a local file, and not a store"):
         choose_recipe("s3://b/*.txt", {}, None, ignore)
     with pytest.raises(SourceError, match=r"d/\*\.bin does not exist"):
         choose_recipe("d/*.bin", {}, None, ignore)
