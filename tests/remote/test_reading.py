@@ -342,6 +342,21 @@ def test_the_limit_of_the_cache_holds_and_rows_are_the_same(local, remote, cache
     assert 30_000 < largest <= 60_000
 
 
+def test_kept_manifests_count_and_the_oldest_are_removed(remote, tmp_path):
+    kept, old = tmp_path / "cache" / "manifests", f"{7:064x}.json"
+    store = ps.TokenStore(remote, cache_bytes=60_000)
+    (kept / old).write_bytes(bytes(50_000))
+    os.utime(kept / old, (0, 0))
+
+    largest = 0
+    for part in range(len(store.manifest.parts)):
+        store.part_array(part, "tokens")
+        largest = max(largest, size_of(tmp_path / "cache" / "remote") + size_of(kept))
+    assert not (kept / old).exists()
+    assert 30_000 < largest <= 60_000
+    assert len(list(store)) == len(ps.TokenStore(remote))
+
+
 def test_a_limit_below_one_part_is_an_error(remote, monkeypatch):
     monkeypatch.setenv("PENSTOCK_CACHE_BYTES", "1kB")
 

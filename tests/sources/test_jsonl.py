@@ -28,6 +28,8 @@ def one_reject(read, folder, line, **options):
         (b'{"text": "a"', "bad_json", "Expecting ',' delimiter"),
         (b'{"text": "a",}', "bad_json", "double quotes"),
         (b'{"text": "a", "x": NaN}', "bad_json", "NaN is not JSON"),
+        (b'{"text": "a\\\\", "x": NaN, "y": " NaN"}', "bad_json", "NaN is not JSON"),
+        (b'{"t\\"": " NaN \\\\\\" NaN", "x": -Infinity}', "bad_json", "Infinity is not JSON"),
         (b'{"text": "a", "x": -Infinity}', "bad_json", "-Infinity is not JSON"),
         (b'{"text": "a", "x": Inf}', "bad_json", "Expecting value"),
         (b'{"text": "a", "x":\rNaN}', "bad_json", "NaN is not JSON"),
@@ -83,11 +85,12 @@ def test_a_bad_line_is_rejected_with_its_reason(read, tmp_path, line, reason, de
         (b'{"text": "a"}\r', "a"),
         (b'{"te\\u0078t": "\\u0000\\ud83d\\ude00\\n"}', "\0😀\n"),
         (b'{"text": "NaN and Infinity"}', "NaN and Infinity"),
+        (b'{"text": "\\\\\\" NaN, Infinity", "x": "\\" NaN"}', '\\" NaN, Infinity'),
         ('{"text": "a\u2028b\u0085"}'.encode(), "a\u2028b\u0085"),
         (b'{"text": "a", "x": ' + b"[" * 499 + b"]" * 499 + b"}", "a"),
         (b'{"text": "a", "x": [' + b"[],{}," * 10_000 + b"1]}", "a"),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 @pytest.mark.parametrize("neighbour", [b"", b"not json\n"])
 def test_odd_but_valid_lines_are_read(read, tmp_path, line, text, neighbour):
@@ -196,7 +199,7 @@ mutated = st.builds(
     spelled,
     st.integers(0, 99),
     st.sampled_from(
-        [b"", b'"', b"}", b"{", b"\\", b"\x00", b"\xff", b"\r", b",", b"NaN", b"\\ud800"]
+        [b"", b'"', b"}", b"{", b"\\", b"\x00", b"\xff", b"\r", b",", b"NaN", b" NaN", b"\\ud800"]
     ),
 )
 

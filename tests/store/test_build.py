@@ -413,3 +413,19 @@ def test_a_finished_store_whose_input_was_changed_since_is_not_taken_for_the_new
         penstock.build(text, tmp_path / "store", tokenizer="bytes", documents="lines")
     text.write_bytes(b"first words\n")
     assert len(penstock.build(text, tmp_path / "store", tokenizer="bytes", documents="lines")) == 1
+
+
+def test_a_build_lets_arrow_use_malloc_and_gives_back_its_own_allocator(tmp_path, monkeypatch):
+    monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL", raising=False)
+    (tmp_path / "a.txt").write_text("one two three\n" * 1_000)
+    before, during = pa.default_memory_pool().backend_name, set()
+
+    penstock.build(
+        tmp_path / "a.txt",
+        tmp_path / "store",
+        tokenizer="bytes",
+        progress=lambda _: during.add(pa.default_memory_pool().backend_name),
+    )
+
+    assert during == {"system"}
+    assert pa.default_memory_pool().backend_name == before

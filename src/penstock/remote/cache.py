@@ -3,6 +3,7 @@
     ~/.cache/penstock/remote/SHA256                     a file, under the SHA-256 of its contents
     ~/.cache/penstock/remote/.SHA256.PID.RANDOM.tmp     a file that is being downloaded
     ~/.cache/penstock/remote/.locks/ab                  locked while files ab… are downloaded
+    ~/.cache/penstock/manifests/                        manifests, and tables of parts
 
 (or in $PENSTOCK_CACHE/remote). A file gets its name after its size and SHA-256 were compared with
 the manifest. So a name never belongs to an incomplete file, whenever a process is killed. All
@@ -184,8 +185,8 @@ class FileCache:
 
     def _make_room(self, size: int) -> bool:
         """Remove the oldest files until `size` more bytes fit; False if downloads take the room."""
-        files: list[tuple[int, int, str]] = []
-        used = 0
+        files = self._manifests()
+        used = sum(size for _, size, _ in files)
         for entry in os.scandir(self.directory):
             with suppress(FileNotFoundError):
                 if not entry.is_file(follow_symlinks=False):
@@ -212,6 +213,17 @@ class FileCache:
                 os.unlink(path)  # noqa: PTH108
             used -= freed
         return used + size <= limit
+
+    def _manifests(self) -> list[tuple[int, int, str]]:
+        """When each kept manifest or table of parts was last used, its size and its path."""
+        found = []
+        with suppress(OSError):  # nothing was kept there
+            for entry in os.scandir(self.directory.parent / "manifests"):
+                with suppress(FileNotFoundError):
+                    known = entry.stat(follow_symlinks=False)
+                    if entry.is_file(follow_symlinks=False) and entry.name[0] != ".":
+                        found.append((known.st_mtime_ns, known.st_size, entry.path))
+        return found
 
     def _is_abandoned(self, name: str) -> bool:
         """Whether nobody downloads this temporary file: its process was killed."""

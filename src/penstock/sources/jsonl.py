@@ -95,13 +95,28 @@ def _regular(data: bytes, spans: Spans) -> bool:
 
 
 def _suspects(data: bytes, spans: Spans) -> list[int]:
-    """Rows that may contain the number NaN or Infinity, which Arrow accepts and JSON forbids."""
+    """Rows with the number NaN or Infinity, which Arrow accepts and JSON forbids.
+
+    A row that is not valid JSON may be listed by mistake. That only costs time: Python parses the
+    listed rows again.
+    """
     text = np.frombuffer(data, np.uint8)
-    found = np.concatenate([find_all(data, word) for word in (b"NaN", b"Inf")])
-    # Inside a string, the word mostly follows a letter or a quote. A line that is listed by
-    # mistake only costs time: Python parses it again.
+    found = np.sort(np.concatenate([find_all(data, word) for word in (b"NaN", b"Inf")]))
+    # Inside a string, the word mostly follows a letter or a quote.
     found = found[np.isin(text[found - 1], list(b":,[- \t\r"))]
-    return sorted(set((np.searchsorted(spans.starts, found, side="right") - 1).tolist()))
+    lines = np.searchsorted(spans.starts, found, side="right") - 1
+    suspects, line, at, quotes = set(), -1, 0, 0
+    for row, place in zip(lines.tolist(), found.tolist(), strict=True):
+        if row != line:
+            line, at, quotes = row, int(spans.starts[row]), 0
+        # Backslashes occur in strings only. Without escaped backslashes, a quote is escaped if it
+        # follows a backslash. `place` follows none, so it does not separate a pair.
+        between = data[at:place].replace(b"\\\\", b"")
+        quotes += between.count(b'"') - between.count(b'\\"')
+        at = place
+        if quotes % 2 == 0:  # outside of every string
+            suspects.add(row)
+    return sorted(suspects)
 
 
 def _arrow_texts(data: bytes, spans: Spans, path: list[str]) -> ArrowArray | None:

@@ -37,12 +37,29 @@ def page_claims(data: bytes | memoryview) -> int:
     Raises:
         pa.ArrowInvalid: the file is damaged.
     """
+    return _sums(data)[0]
+
+
+def page_values(data: bytes | memoryview) -> int:
+    """The sum of the numbers of values that the headers of all pages claim.
+
+    A run of equal values has a few bytes, however long it is. So this says more about the memory
+    that a column of numbers needs than the lengths of its pages.
+
+    Raises:
+        pa.ArrowInvalid: the file is damaged.
+    """
+    return _sums(data)[1]
+
+
+def _sums(data: bytes | memoryview) -> tuple[int, int]:
+    """The lengths and the numbers of values that the headers of all pages claim."""
     view = memoryview(data)
     try:
         footer = len(view) - 8 - int.from_bytes(view[-8:-4], "little")
         if footer < 0:
             raise ValueError("the footer is longer than the file")
-        claimed = walked = 0
+        claimed = walked = values = 0
         for group in _CompactReader(view, footer).fields()[4, _LIST]:
             for column in group.get((1, _LIST), []):
                 start, stop = _range(column[3, _STRUCT])
@@ -51,10 +68,11 @@ def page_claims(data: bytes | memoryview) -> int:
                 walked += max(0, stop - start)
                 if start < 0 or walked > len(view):
                     raise ValueError("its columns are longer than the file")
-                claimed += _column_claims(view, start, stop, column[3, _STRUCT][5, _INT64])
+                found = _column_claims(view, start, stop, column[3, _STRUCT][5, _INT64])
+                claimed, values = claimed + found[0], values + found[1]
     except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
         raise pa.ArrowInvalid(f"the header of a page is damaged ({error})") from None
-    return claimed
+    return claimed, values
 
 
 def _range(metadata: Fields) -> tuple[int, int]:
@@ -65,7 +83,8 @@ def _range(metadata: Fields) -> tuple[int, int]:
     return start, start + metadata[7, _INT64]
 
 
-def _column_claims(view: memoryview, start: int, stop: int, num_values: int) -> int:
+def _column_claims(view: memoryview, start: int, stop: int, num_values: int) -> tuple[int, int]:
+    """The lengths and the numbers of values that the pages of a column claim."""
     claimed = seen = 0
     # As Arrow, which reads pages until it has seen all values: an empty column may have none.
     while start < stop and seen < num_values:
@@ -77,7 +96,7 @@ def _column_claims(view: memoryview, start: int, stop: int, num_values: int) -> 
         if field := _DATA_PAGES.get(header[1, _INT32]):
             seen += max(0, header[field, _STRUCT][1, _INT32])
         start = reader.place + length
-    return claimed
+    return claimed, seen
 
 
 class _CompactReader:

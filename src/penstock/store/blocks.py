@@ -8,21 +8,20 @@ of checksums, so a file that belongs to another part or store does not pass for 
 
 `isal` computes a CRC-32 if it is installed, and otherwise `zlib`, with the same result. Both
 release the GIL for each call. If another thread runs Python code, every call may then wait 5 ms
-for the GIL. So a reader copies many blocks into one buffer and computes one checksum of all. That
-must equal the checksum which follows from those of the blocks: see `joined_sum`.
+for the GIL. So a reader computes one checksum of many blocks that follow each other. That must
+equal the checksum which follows from those of the blocks: see `joined_sum`.
 """
 
-import mmap
 import os
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from penstock.errors import StoreError
+from penstock.ranges import Integers
 
 if TYPE_CHECKING:
     from zlib import crc32 as crc32
@@ -51,24 +50,32 @@ def block_sums(data: Any) -> list[int]:
     return [crc32(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)]
 
 
-def copy_blocks(wanted: Sequence[tuple[NDArray[np.uint8], int]]) -> NDArray[np.uint8]:
-    """Copy whole blocks of mapped files, in one call of NumPy, to the rows of a new array.
+def are_marked(bits: NDArray[np.uint8], blocks: Integers) -> NDArray[np.bool_]:
+    """Which of some blocks have their bit set: block b is bit b % 8 of byte b // 8."""
+    return np.asarray(bits[blocks >> 3] >> (blocks & 7).astype(np.uint8) & 1, bool)
 
-    Args:
-        wanted: The bytes of a file, and the number of the block, for each row.
+
+def mark(bits: NDArray[np.uint8], blocks: Integers) -> None:
+    """Set the bits of some blocks.
+
+    If two threads set bits of one byte at once, one may be lost. Then a block is checked again.
     """
-    addresses = [
-        int(data.__array_interface__["data"][0]) + block * BLOCK_BYTES for data, block in wanted
-    ]
-    lowest = min(addresses)
-    data, block = wanted[addresses.index(lowest)]
-    # One view spans all files, as in `penstock.rows.gather`. It has a row for every page, because
-    # maps begin at pages: a row for every byte would be more than NumPy can count.
-    pages = [(address - lowest) // mmap.PAGESIZE for address in addresses]
-    shape, strides = (max(pages) + 1, BLOCK_BYTES), (mmap.PAGESIZE, 1)
-    view = as_strided(data[block * BLOCK_BYTES :], shape, strides, writeable=False)
-    copied: NDArray[np.uint8] = view[pages]
-    return copied
+    np.bitwise_or.at(bits, blocks >> 3, np.left_shift(1, blocks & 7).astype(np.uint8))
+
+
+def damaged_block(data: NDArray[np.uint8], sums: Sequence[int]) -> int | None:
+    """The first block of `data` that does not have its checksum; None if all have."""
+    # One checksum of all whole blocks; the last block of a file may be shorter.
+    whole = len(data) // BLOCK_BYTES
+    ends = ((0, whole), (whole, len(sums)))
+    if all(_checksum(data, *each) == joined_sum(sums[slice(*each)]) for each in ends):
+        return None
+    wrong = (at for at, each in enumerate(sums) if _checksum(data, at, at + 1) != each)
+    return next(wrong, None)
+
+
+def _checksum(data: NDArray[np.uint8], first: int, stop: int) -> int:
+    return crc32(data[first * BLOCK_BYTES : stop * BLOCK_BYTES].data)
 
 
 def joined_sum(sums: Iterable[int]) -> int:

@@ -120,7 +120,7 @@ def earlier_build(job: Job) -> Manifest | None:
     if not (has_manifest or unfinished):
         _refuse_other_split(job.directory, job.settings.split)
     if not (has_manifest or unfinished or job.settings.append):
-        _refuse_foreign(job.directory)
+        refuse_foreign(job.directory)
     if not (has_manifest or job.settings.append):
         return None
     manifest = read_manifest(first_side)
@@ -143,7 +143,7 @@ def committed(directory: Path, num_builds: int) -> bool:
     return (directory / FILE_NAME).exists() and len(read_manifest(directory).builds) > num_builds
 
 
-def _refuse_foreign(directory: Path) -> None:
+def refuse_foreign(directory: Path) -> None:
     """Raise if the directory holds a file that no build wrote."""
     found = sorted(entry.name for entry in directory.iterdir() if not _OURS.fullmatch(entry.name))
     if found:

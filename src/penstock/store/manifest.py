@@ -36,6 +36,7 @@ from penstock.store.manifest_checks import (
     checked_string,
 )
 from penstock.store.manifest_checks import VERSION as VERSION
+from penstock.store.part_lines import parse_lines
 from penstock.store.part_table import CHECKED_KINDS as CHECKED_KINDS
 from penstock.store.part_table import JsonObject as JsonObject
 from penstock.store.part_table import PartRecord as PartRecord
@@ -279,10 +280,8 @@ def parse_manifest(data: bytes, path: StorePath, tables: Path) -> Manifest:
 def _checked(data: bytes, path: StorePath, tables: Path) -> Manifest:
     """The manifest in `data`, after all its values were checked."""
     try:
-        contents = json.loads(data)
-        check_contents(contents)
-        parts = _checked_parts(contents, tables)
-        del contents["parts"]
+        parsed = parse_lines(data) if data.count(b"\n") > _MOST_RECORDS else None
+        contents, parts = parsed or _parsed(data, tables)
         manifest = Manifest(contents["digest"], contents, parts)
         for name, total in counts(manifest.parts).items():
             if (counted := contents["counts"][name]) != total:
@@ -296,6 +295,15 @@ def _checked(data: bytes, path: StorePath, tables: Path) -> Manifest:
             f"{path} has a missing or wrong field: {error!r}. Build the store again."
         ) from error
     return manifest
+
+
+def _parsed(data: bytes, tables: Path) -> tuple[JsonObject, Sequence[PartRecord]]:
+    """The manifest in `data` without its parts, and its parts, checked."""
+    contents = json.loads(data)
+    check_contents(contents)
+    parts = _checked_parts(contents, tables)
+    del contents["parts"]
+    return contents, parts
 
 
 def _checked_parts(contents: JsonObject, directory: Path) -> Sequence[PartRecord]:

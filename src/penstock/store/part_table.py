@@ -41,12 +41,12 @@ JsonObject = dict[str, Any]
 KINDS = ("tokens", "bounds", "origin")
 CHECKED_KINDS = (*KINDS, "loss")
 """The files whose blocks have checksums, in the order of the checksums."""
-_ALL_KINDS = (*CHECKED_KINDS, "checks")
+ALL_KINDS = (*CHECKED_KINDS, "checks")
 MAX_COUNT = 2**62  # sums of counts still fit into int64
 _WORD = np.dtype("<u8")
 _NUM_COUNTS = 4
 _DIGEST_WORDS = 4
-_NUM_WORDS = _NUM_COUNTS + _DIGEST_WORDS * len(_ALL_KINDS)
+_NUM_WORDS = _NUM_COUNTS + _DIGEST_WORDS * len(ALL_KINDS)
 _NUMBER, _DOCUMENTS, _CONTINUED, _TOKENS = range(_NUM_COUNTS)
 
 _ABSENT = (0, "0" * 64)
@@ -71,7 +71,7 @@ class PartRecord:
     def to_json(self) -> JsonObject:
         """The entry as JSON."""
         # In a fixed order, also if the record was read from the journal, which sorts keys.
-        kinds = [kind for kind in _ALL_KINDS if kind in self.files]
+        kinds = [kind for kind in ALL_KINDS if kind in self.files]
         return {
             "part": self.number,
             "documents": self.num_documents,
@@ -178,10 +178,10 @@ class PartTable(Sequence[PartRecord]):
         words = self.table[:, index].tobytes()
         number, documents, continued, tokens = np.frombuffer(words, _WORD, _NUM_COUNTS).tolist()
         text = words[_NUM_COUNTS * _WORD.itemsize :].hex()
-        digests = {kind: text[at * 64 : at * 64 + 64] for at, kind in enumerate(_ALL_KINDS)}
+        digests = {kind: text[at * 64 : at * 64 + 64] for at, kind in enumerate(ALL_KINDS)}
         has = {kind: int(digest.strip("0") != "") for kind, digest in digests.items()}
         sizes = file_sizes(documents, tokens, self._item_size, has)
-        files = {kind: (sizes[kind], digests[kind]) for kind in _ALL_KINDS if has[kind]}
+        files = {kind: (sizes[kind], digests[kind]) for kind in ALL_KINDS if has[kind]}
         return PartRecord(number, documents, tokens, files, continued)
 
     def counts(self, row: int) -> Integers:
@@ -193,12 +193,12 @@ class PartTable(Sequence[PartRecord]):
         counts = (self.counts(_DOCUMENTS), self.counts(_TOKENS))
         if kind != "checks":
             return _array_size(kind, *counts, self._item_size) * self.has(kind)
-        has = {each: self.has(each) for each in _ALL_KINDS}
+        has = {each: self.has(each) for each in ALL_KINDS}
         return file_sizes(*counts, self._item_size, has)[kind]
 
     def has(self, kind: str) -> Integers:
         """1 for each part that has a file of this kind, else 0."""
-        first = _NUM_COUNTS + _DIGEST_WORDS * _ALL_KINDS.index(kind)
+        first = _NUM_COUNTS + _DIGEST_WORDS * ALL_KINDS.index(kind)
         digests = self.table[first : first + _DIGEST_WORDS]
         has: Integers = (digests != 0).any(axis=0).astype(np.int64)
         return has
@@ -287,7 +287,7 @@ def table_of(parts: Sequence[PartRecord]) -> NDArray[np.uint64]:
     if isinstance(parts, PartTable):
         return parts.table
     counts = [(p.number, p.num_documents, p.num_continued, p.num_tokens) for p in parts]
-    text = "".join(p.files.get(kind, _ABSENT)[1] for p in parts for kind in _ALL_KINDS)
+    text = "".join(p.files.get(kind, _ABSENT)[1] for p in parts for kind in ALL_KINDS)
     digests = np.frombuffer(bytes.fromhex(text), _WORD).reshape(len(parts), -1)
     rows = np.array(counts, _WORD).reshape(len(parts), _NUM_COUNTS)
     return np.ascontiguousarray(np.hstack((rows, digests)).T)

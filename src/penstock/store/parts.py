@@ -21,6 +21,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +32,15 @@ from penstock.errors import MissingStoreError, StoreError
 from penstock.paths import NamedFile, naming
 from penstock.ranges import Integers, group_rows
 from penstock.remote.address import StorePath
+from penstock.store.block_reads import Run, check_runs, request_runs, runs_of
 from penstock.store.blocks import (
     BLOCK_BYTES,
+    are_marked,
     bounds_problem,
     checks_wanted,
-    copy_blocks,
     crc32,
-    joined_sum,
+    damaged_block,
+    mark,
     num_blocks,
 )
 from penstock.store.files import HEADER_BYTES, array_layout, header
@@ -53,16 +56,8 @@ REPAIR_ADVICE = (
     "Make it again from the inputs with `penstock repair` (in Python, penstock.repair), or copy it "
     "from a good store."
 )
-# Blocks that are copied and checked in one call. 2 MiB still fit a processor's cache.
-_AT_ONCE = 32
-# Blocks that are requested from the disk before they are checked. The disk then works while this
-# thread computes checksums. More would not fit the queue of the disk, and this thread would wait.
-_REQUESTED = 128
-# The operating system Windows has no madvise, so blocks are not requested there.
-_WILL_NEED: int | None = getattr(mmap, "MADV_WILLNEED", None)
-
-_Block = tuple[int, int]
-"""The index of a part, and of a block in one of its files."""
+# Runs that are checked while the next ones are loaded.
+_RUNS_AT_ONCE = 64
 
 
 @dataclass(slots=True)
@@ -76,8 +71,8 @@ class _State:
     maps: Maps = field(default_factory=Maps)
     # Used without a lock. Two threads may check the same block or read the same checksums, which
     # does no harm: an entry is set after its check, and never cleared.
-    done: dict[tuple[int, str], NDArray[np.bool_]] = field(default_factory=dict)
-    """Whether each block of a file was checked."""
+    done: dict[tuple[int, str], NDArray[np.uint8]] = field(default_factory=dict)
+    """A bit for each block of a file: whether it was checked. A part of 2 GB has 30,000 blocks."""
     whole: dict[tuple[int, str], bool] = field(default_factory=dict)
     """The arrays that were checked as a whole."""
     sums: dict[int, NDArray[np.uint32]] = field(default_factory=dict)
@@ -111,9 +106,7 @@ class PartFiles:
     def file(self, part: int, kind: str) -> MappedFile:
         """One file of one part; its contents are not checked, but its size is."""
         key, maps = (part, kind), self._state.maps
-        # Here and not in `Maps`, because one call more for each part of a batch takes 10 % longer.
-        # Without the lock: to look up one key is atomic.
-        found = maps.files.get(key)
+        found = maps.files.get(key)  # without the lock: to look up one key is atomic
         if found is None:
             found = self._add(part, kind)
         elif maps.is_crowded:
@@ -128,6 +121,11 @@ class PartFiles:
                 return self.file(part, kind)
             raise _other_size(found.path, size, found.size)
         return found
+
+    def files(self, parts: Sequence[int], kind: str) -> list[MappedFile]:
+        """One file of each of some parts, as `file` returns it."""
+        found = self._state.maps.present(kind, parts)
+        return [self.file(part, kind) for part in parts] if found is None else found
 
     def _add(self, part: int, kind: str) -> MappedFile:
         """Map a file that is used for the first time."""
@@ -160,8 +158,8 @@ class PartFiles:
         if self.is_checked and stop > start:
             first = (HEADER_BYTES + start * array.itemsize) // BLOCK_BYTES
             last = (HEADER_BYTES + stop * array.itemsize - 1) // BLOCK_BYTES
-            if not self._checked(part, kind)[first : last + 1].all():
-                blocks = np.arange(first, last + 1)
+            blocks = np.arange(first, last + 1)
+            if not are_marked(self._checked(part, kind), blocks).all():
                 self.check(kind, np.full(len(blocks), part), blocks)
                 array = self.file(part, kind).array  # perhaps downloaded again
         return array[start:stop]
@@ -169,83 +167,67 @@ class PartFiles:
     def check(self, kind: str, parts: Integers, blocks: Integers) -> None:
         """Check block `blocks[i]` of the `kind` file of part `parts[i]`, for all i.
 
-        Blocks that this process has checked before are skipped.
+        The blocks of a part ascend. Those that this process has checked before are skipped.
 
         Raises:
             StoreError: a block is damaged, or holds ids that are not in the vocabulary.
         """
         if not self.is_checked:
             return
-        wanted: list[_Block] = []
+        runs: list[Run] = []
         for part, chosen in group_rows(parts):
-            new = np.unique(blocks[chosen])
-            wanted += [(part, block) for block in new[~self._checked(part, kind)[new]].tolist()]
-        # Each block may be in another file.
-        at_once, ahead = files_at_once(_AT_ONCE), files_at_once(_REQUESTED)
-        for first in range(0, len(wanted), at_once):
-            requested = first + ahead if first else 0
-            self._request(kind, wanted[requested : first + at_once + ahead])
-            some = wanted[first : first + at_once]
-            try:
-                self._check_some(kind, some)
-            except StoreError:
-                if not self._fetch_again(kind, sorted({part for part, _ in some})):
-                    raise
-                self._check_some(kind, some)
+            new = blocks[chosen]
+            runs += runs_of(part, new[~are_marked(self._checked(part, kind), new)])
+        at_once = files_at_once(_RUNS_AT_ONCE)  # each may be in another file
+        groups = [runs[first : first + at_once] for first in range(0, len(runs), at_once)]
+        for group, following in zip_longest(groups, groups[1:], fillvalue=()):
+            # The disk loads the next blocks while these are checked.
+            for some in (group, following) if group is groups[0] else (following,):
+                request_runs([(self.file(run.part, kind), run) for run in some])
+            self._check_runs(kind, group)
 
-    def _request(self, kind: str, wanted: list[_Block]) -> None:
-        """Ask the kernel to load blocks; return without waiting.
+    def _check_runs(self, kind: str, runs: Sequence[Run]) -> None:
+        failed = check_runs(runs, partial(self._check_run, kind))
+        if failed:
+            if not self._fetch_again(kind, sorted({run.part for run, _ in failed})):
+                raise failed[0][1]
+            self._check_runs(kind, [run for run, _ in failed])
 
-        A page that is missing when it is used is loaded with its neighbours, up to 8 MB of them,
-        while the thread waits. Requests have no neighbours, and many are served at a time.
-        """
-        if _WILL_NEED is None:
-            return
-        files = {part: self.file(part, kind) for part in {part for part, _ in wanted}}
-        for part, block in wanted:
-            at, found = block * BLOCK_BYTES, files[part]
-            found.mapping.madvise(_WILL_NEED, at, min(BLOCK_BYTES, found.size - at))
+    def _check_run(self, kind: str, run: Run) -> None:
+        """Check the blocks of a run; those that nobody needs now may be damaged."""
+        data = self.file(run.part, kind).data[run.span]
+        checked = self._checked(run.part, kind)
+        try:
+            self._compare(kind, run.part, run.first, data)
+            mark(checked, np.arange(run.first, run.stop))
+        except StoreError:
+            for block in run.needed:
+                at = (block - run.first) * BLOCK_BYTES
+                self._compare(kind, run.part, block, data[at : at + BLOCK_BYTES])
+            mark(checked, np.array(run.needed))
 
-    def _check_some(self, kind: str, wanted: list[_Block]) -> None:
-        """Check some blocks in one call; a shorter block at the end of a file in another."""
-        files = {part: self.file(part, kind) for part, _ in wanted}
-        whole: list[_Block] = []
-        for part, block in wanted:
-            end = files[part].data[block * BLOCK_BYTES :]
-            if len(end) >= BLOCK_BYTES:
-                whole.append((part, block))
-            else:
-                self._compare(kind, [(part, block)], end[None].copy())
-        if whole:
-            copied = copy_blocks([(files[part].data, block) for part, block in whole])
-            self._compare(kind, whole, copied)
-        for part, block in wanted:
-            self._checked(part, kind)[block] = True
-
-    def _compare(self, kind: str, wanted: list[_Block], copied: NDArray[np.uint8]) -> None:
-        """Compare blocks, each a row of `copied`, with their checksums and with the vocabulary."""
-        sums = [self._sum(part, kind, block) for part, block in wanted]
-        known = [each for each in sums if each is not None]
-        if known and (len(known) < len(wanted) or crc32(copied.data) != joined_sum(known)):
-            # One by one: to name the damaged block, or because some parts have no checksums.
-            for (part, block), row, expected in zip(wanted, copied, sums, strict=True):
-                if expected is not None and crc32(row.data) != expected:
-                    raise StoreError(
-                        f"{self._where(part, kind, block, len(row))} is damaged: the checksum is "
-                        f"{crc32(row.data):08x}, but the store recorded {expected:08x}. "
-                        f"{REPAIR_ADVICE}"
-                    )
+    def _compare(self, kind: str, part: int, first: int, data: NDArray[np.uint8]) -> None:
+        """Compare blocks from `first` on with their checksums, and with the vocabulary."""
+        sums = self._sums(part, kind)
+        if sums is not None:
+            known = sums[first : first + num_blocks(len(data))].tolist()
+            if (number := damaged_block(data, known)) is not None:
+                block = data[number * BLOCK_BYTES :][:BLOCK_BYTES]
+                raise StoreError(
+                    f"{self._where(part, kind, first + number, len(block))} is damaged: the "
+                    f"checksum is {crc32(block.data):08x}, but the store recorded "
+                    f"{known[number]:08x}. {REPAIR_ADVICE}"
+                )
         if kind != "tokens" or self._vocab_size >= 256**self._dtype.itemsize:
             return
-        for row, (_, block) in enumerate(wanted):
-            if block == 0:
-                copied[row, :HEADER_BYTES] = 0  # the header is not ids
-        largest = copied.view(self._dtype).max(axis=1)
-        for row in np.flatnonzero(largest >= self._vocab_size).tolist():
-            part, block = wanted[row]
+        ids = data[0 if first else HEADER_BYTES :].view(self._dtype)  # the header is not ids
+        if ids.max(initial=0) >= self._vocab_size:
+            wrong = int(np.argmax(ids >= self._vocab_size))
+            number = (len(data) - ids.nbytes + wrong * ids.itemsize) // BLOCK_BYTES
+            size = min(BLOCK_BYTES, len(data) - number * BLOCK_BYTES)
             raise StoreError(
-                f"{self._where(part, kind, block, copied.shape[1])} holds the token id "
-                f"{largest[row]:,}, but the vocabulary has {self._vocab_size:,} ids. A model has "
+                f"{self._where(part, kind, first + number, size)} holds the token id "
+                f"{ids[wrong]:,}, but the vocabulary has {self._vocab_size:,} ids. A model has "
                 f"no embedding for it. {REPAIR_ADVICE}"
             )
 
@@ -254,17 +236,17 @@ class PartFiles:
         path = self._path / part_file(self._parts[part].number, kind)
         return f"{path}, block {block:,} (bytes {first:,} to {first + size:,}),"
 
-    def _checked(self, part: int, kind: str) -> NDArray[np.bool_]:
-        """Whether each block of a file was checked."""
+    def _checked(self, part: int, kind: str) -> NDArray[np.uint8]:
+        """Whether each block of a file was checked: see `are_marked`."""
         done = self._state.done.get((part, kind))
         if done is None:
             blocks = num_blocks(self._parts[part].files[kind][0])
             # Another thread may have added it after the line above, and have checked blocks.
-            done = keep_newest(self._state.done, (part, kind), np.zeros(blocks, bool))
+            done = keep_newest(self._state.done, (part, kind), np.zeros(-(-blocks // 8), np.uint8))
         return done
 
-    def _sum(self, part: int, kind: str, block: int) -> int | None:
-        """The recorded checksum of a block; None if the part has none."""
+    def _sums(self, part: int, kind: str) -> NDArray[np.uint32] | None:
+        """The recorded checksums of the blocks of a file; None if the part has none."""
         record = self._parts[part]
         if "checks" not in record.files:
             return None
@@ -274,7 +256,7 @@ class PartFiles:
         # The checksums of all files follow each other.
         before = CHECKED_KINDS[: CHECKED_KINDS.index(kind)]
         first = sum(num_blocks(record.files[each][0]) for each in before if each in record.files)
-        return int(sums[first + block])
+        return sums[first : first + num_blocks(record.files[kind][0])]
 
     def _read_sums(self, record: PartRecord) -> NDArray[np.uint32]:
         path = self._path / part_file(record.number, "checks")
@@ -328,7 +310,8 @@ class PartFiles:
             mapping.madvise(mmap.MADV_RANDOM)
         data = np.frombuffer(mapping, np.uint8)
         array = data[HEADER_BYTES:].view(dtype).reshape(shape)
-        return MappedFile(array, data, mapping, len(data), path, name)
+        address = int(array.ctypes.data)
+        return MappedFile(array, data, mapping, len(data), address, path, name)
 
     @cached_property
     def _exceeds_memory(self) -> bool:

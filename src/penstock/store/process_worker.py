@@ -26,6 +26,7 @@ from penstock.errors import PenstockError, StoreError
 from penstock.store.files import keep_freed_memory
 from penstock.store.folders import claimed
 from penstock.store.job import Job
+from penstock.store.memory import arrow_from_malloc
 from penstock.store.slice_work import Order, Watch
 from penstock.store.threads import ThreadRunner
 
@@ -73,6 +74,7 @@ def main(descriptors: Sequence[str]) -> None:
         threading.Thread(target=_exit_with_build, args=(control,), daemon=True).start()
         _send_logs(control, setup.log_level)
         keep_freed_memory()
+        stack.enter_context(arrow_from_malloc())
         runner = ThreadRunner(job, setup.num_threads)
         threads = [
             threading.Thread(target=_serve, args=(slot, number, runner), daemon=True)

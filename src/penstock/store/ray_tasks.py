@@ -32,7 +32,7 @@ from penstock.store.files import keep_freed_memory, remove_temporary
 from penstock.store.folders import claimed
 from penstock.store.job import Job
 from penstock.store.journal import Journal
-from penstock.store.memory import fitting_threads, num_slots
+from penstock.store.memory import arrow_from_malloc, fitting_threads, num_slots
 from penstock.store.processes import cannot_send
 from penstock.store.slice_work import Advance, MadeSlice, Order, Stopped, Watch
 from penstock.store.threads import Take, ThreadRunner
@@ -211,7 +211,8 @@ def _make_here(remote: RemoteJob, order: Order) -> "tuple[MadeSlice, list[Advanc
     job, advances = remote.job, list["Advance"]()
     journal = Journal(job.directory)
     _refuse_unseen(remote, journal, order)
-    with claimed(job.directory, lambda: Journal(job.directory).identity == remote.build):
+    claim = claimed(job.directory, lambda: Journal(job.directory).identity == remote.build)
+    with claim, arrow_from_malloc():
         watch = Watch(advances.append, lambda: False)
         made = ThreadRunner(job, 1).make_next(0, lambda: order, watch)
     assert made is not None  # None only if there is no slice

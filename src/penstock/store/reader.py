@@ -57,6 +57,8 @@ def tokenizer_of(manifest: Manifest, tokenizer: object = None) -> "Tokenizer":
         return known_tokenizer(recorded)
     found = load_tokenizer(tokenizer, add_tokens=tuple(recorded.get("added_tokens", ())))
     digest = recorded["digest"]
+    if not digest and not recorded["canary"]:  # imported without a tokenizer
+        return found
     # A tokenizer without a digest is recognised by its ids of a test text.
     if found.digest != digest or (digest is None and found.canary != recorded["canary"]):
         raise StoreError(
@@ -308,9 +310,10 @@ class TokenStore:
         return bool(self.manifest.file_sizes("loss").any())
 
     @property
-    def tokenizer_record(self) -> dict[str, Any]:
-        """The name, digest and canary of the tokenizer."""
-        return dict(self.manifest.contents["tokenizer"])
+    def tokenizer_record(self) -> dict[str, Any] | None:
+        """The name, digest and canary of the tokenizer; None if an import did not know it."""
+        recorded = self.manifest.contents["tokenizer"]
+        return dict(recorded) if recorded["digest"] or recorded["canary"] else None
 
     def part_ids(self, part: int) -> NDArray[Any]:
         """The tokens of one part; `files.check` checks those that are used."""

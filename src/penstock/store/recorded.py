@@ -105,6 +105,11 @@ class RecordedBuild:
 
     def _reading(self) -> ReadSettings:
         recorded = dict(self.entry["reading"])
+        if "imported" in recorded:
+            raise StoreError(
+                f"{self.directory} was imported from token files, and only builds can be repaired. "
+                "Delete it, and import the token files again with `penstock import`."
+            )
         if "separators" in recorded:
             recorded["separators"] = tuple(recorded["separators"])
         try:

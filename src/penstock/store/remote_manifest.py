@@ -7,6 +7,7 @@ manifest would be that of other data.
 
 import json
 import logging
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -43,6 +44,7 @@ def read_remote_manifest(url: StoreUrl, digest: str | None = None) -> Manifest:
     except MissingStoreError:
         raise _absent(objects, url) from None
     _keep(manifest.digest, data)
+    _mark_used(_path(manifest.digest), manifest)
     return manifest
 
 
@@ -131,7 +133,16 @@ def _kept(digest: str) -> Manifest | None:
     except (OSError, StoreError) as error:
         _log.debug("%s cannot be used: %r", path, error)
         return None
+    _mark_used(path, found)
     return found if found.digest == digest else None
+
+
+def _mark_used(path: Path, manifest: Manifest) -> None:
+    """Make a manifest and its table the last files to be removed: see `penstock.remote.cache`."""
+    tables = [path.parent / manifest.table[0]] if manifest.table else []
+    for each in (path, *tables):
+        with suppress(OSError):  # it is not kept
+            os.utime(each, follow_symlinks=False)
 
 
 def _keep(digest: str, data: bytes) -> None:

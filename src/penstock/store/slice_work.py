@@ -106,7 +106,8 @@ class TokenizedSlice:
         """Compare the first documents of the build with the reference, if they are here."""
         batch, self.first = self.first, None
         if batch is not None:
-            compare(self.job.tokenizer, batch.texts)
+            input_bytes = sum(file.size for file in self.job.files)
+            compare(self.job.tokenizer, batch.texts, input_bytes)
             if self.chat is not None:
                 self.chat.compare(batch)
 

@@ -6,7 +6,7 @@ is limited: a store of 10^12 tokens has at most 1.4 million different document l
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -180,9 +180,20 @@ def bytes_per_token(store: TokenStore) -> float | None:
 
 def count_lengths(store: TokenStore) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """The different lengths of documents, ascending, and the number of documents of each."""
+    return _count(store.part_array(part, "bounds") for part in range(len(store.manifest.parts)))
+
+
+def lengths_of(bounds: Iterable[NDArray[np.uint64]]) -> Lengths:
+    """The lengths of the documents that end at the `bounds` of each part; there must be one."""
+    return _lengths(*_count(bounds))
+
+
+def _count(
+    bounds: Iterable[NDArray[np.uint64]],
+) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     short = np.zeros(_SHORT, np.int64)
     long: Counter[int] = Counter()
-    for lengths in _lengths_in_order(store):
+    for lengths in _lengths_in_order(bounds):
         is_short = lengths < _SHORT
         short += np.bincount(lengths[is_short].astype(np.int64), minlength=_SHORT)
         long.update(lengths[~is_short].tolist())
@@ -191,12 +202,11 @@ def count_lengths(store: TokenStore) -> tuple[NDArray[np.uint64], NDArray[np.int
     return np.array([*found], np.uint64), np.array([*found.values()], np.int64)
 
 
-def _lengths_in_order(store: TokenStore) -> Iterator[NDArray[np.uint64]]:
-    for number in range(len(store.manifest.parts)):
-        bounds = store.part_array(number, "bounds")
+def _lengths_in_order(bounds: Iterable[NDArray[np.uint64]]) -> Iterator[NDArray[np.uint64]]:
+    for part in bounds:
         start = np.uint64(0)
-        for first in range(0, len(bounds), _AT_ONCE):
-            ends = bounds[first : first + _AT_ONCE]
+        for first in range(0, len(part), _AT_ONCE):
+            ends = part[first : first + _AT_ONCE]
             yield np.diff(ends, prepend=start)
             start = ends[-1]
 

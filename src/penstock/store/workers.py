@@ -16,6 +16,7 @@ from penstock.sources.slices import Slice
 from penstock.store.files import keep_freed_memory
 from penstock.store.job import BuildProgress, Job, Report
 from penstock.store.journal import Journal, SealedSlice
+from penstock.store.memory import arrow_from_malloc
 from penstock.store.refusals import BadRecords
 from penstock.store.runners import Runner, runner_for
 from penstock.store.slice_work import Advance, MadeSlice, Order, Stopped, Watch
@@ -58,6 +59,10 @@ class Workers:
         interrupt takes at most about a second, whatever the slots are doing.
         """
         keep_freed_memory()
+        with arrow_from_malloc():
+            return self._run(progress)
+
+    def _run(self, progress: Report | None) -> list[SealedSlice]:
         self._bad.refuse_bad(self._sealed)
         runner = runner_for(self._job)
         workers: list[threading.Thread] = []

@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from penstock.errors import PlanError, UnknownLengthError
 from penstock.order.integers import END, Integers, as_unsigned
-from penstock.order.plan import Plan, Sample
+from penstock.order.plan import Plan
+from penstock.order.samples import Sample
 from penstock.rows.origins import RowOrigin
 from penstock.rows.protocol import Rows, Settings
 from penstock.rows.tokens import Stream

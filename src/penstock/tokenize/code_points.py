@@ -66,10 +66,13 @@ One pattern in `supported` has classes for symbols and punctuation; for the othe
 points make no difference."""
 # fmt: on
 
+# In no listed pattern does a token contain a space after a character that is not blank, or a
+# newline after a letter or digit (some have newlines after punctuation). The patterns look ahead
+# only after blanks, and never back. So a piece is split as in the whole text, whatever follows.
 # Wide characters in UTF-8: 0xE4 to 0xE9 begin the ideographs, E3 80 82 is the full stop, and EF BC
 # begins wide punctuation.
 _CUT = re.compile(
-    rb"[0-9A-Za-z](?= [A-Za-z])"
+    rb"[!-~](?= )|[0-9A-Za-z](?=\n)"
     rb"|(?:[\xe4-\xe9][\x80-\xbf]{2}|\xe3\x80\x82|\xef\xbc[\x80-\xbf])\n(?=[\xe4-\xe9])"
 )
 _BLOCK = 1 << 12
@@ -115,13 +118,13 @@ def find(data: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64]:
 def cut(text: bytes, size: int) -> list[bytes]:
     """`text` in pieces of about `size` bytes whose ids, concatenated, are the ids of the text.
 
-    A cut is before a space between an ASCII letter or digit and an ASCII letter, or after a
-    newline between an ideograph (or a full stop, or other wide punctuation) and an ideograph. The
-    ids stay the same only for tokenizers for which `penstock.tokenize.supported.may_cut` is true.
-    A text without such positions is one piece.
+    A cut is before a space that follows an ASCII character other than a blank, before a newline
+    that follows an ASCII letter or digit, or after a newline between an ideograph (or a full stop,
+    or other wide punctuation) and an ideograph. The ids stay the same only for tokenizers for which
+    `penstock.tokenize.supported.may_cut` is true. A text without such positions is one piece.
 
     >>> cut(b"It is 5 o'clock now, no more.", 3)
-    [b'It is 5', b" o'clock", b' now, no', b' more.']
+    [b'It is', b" 5 o'clock", b' now,', b' no more.']
     """
     pieces = []
     start = 0

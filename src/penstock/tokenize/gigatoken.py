@@ -8,6 +8,7 @@ it to give the same ids:
 - A build compares both engines on its first documents, and on samples of every slice (`oracle`).
 """
 
+import itertools
 import json
 import logging
 import math
@@ -42,7 +43,7 @@ _log = logging.getLogger("penstock")
 _logged: set[str] = set()
 _MAX_LOADED = 4
 # The reference encodes about this many bytes around a listed character.
-_PIECE_BYTES = 1 << 13
+_PIECE_BYTES = 1 << 9
 _NO_POSITIONS = np.zeros(0, np.int64)
 
 
@@ -174,7 +175,7 @@ class GigatokenEngine:
         if not len(positions):
             return encoded
         documents = np.unique(np.searchsorted(edges, positions, side="right") - 1).tolist()
-        exact = [self._exact(data[edges[row] : edges[row + 1]].tobytes()) for row in documents]
+        exact = self._exact([data[edges[row] : edges[row + 1]].tobytes() for row in documents])
         return _replaced(encoded, documents, exact)
 
     def encode_raw(self, texts: pa.LargeBinaryArray) -> Encoded:
@@ -187,17 +188,20 @@ class GigatokenEngine:
         """The positions of code points that gigatoken treats differently from the reference."""
         return find(data, symbols=self._has_symbols) if self._has_listed else _NO_POSITIONS
 
-    def _exact(self, text: bytes) -> NDArray[np.uint32]:
-        """The ids of one text, equal to those of the reference.
+    def _exact(self, texts: list[bytes]) -> list[NDArray[np.uint32]]:
+        """The ids of each text, equal to those of the reference.
 
         A long text is cut into pieces whose ids do not depend on each other, so that one unusual
         letter does not send 64 MB to the slow reference. gigatoken encodes the other pieces.
         """
-        pieces = cut(text, _PIECE_BYTES) if self._may_cut else [text]
-        # Several pieces go through `encode` again, which gives those with a listed character to the
-        # reference. A single piece cannot be cut further, so the recursion ends.
-        engine = self if len(pieces) > 1 else self.reference
-        return engine.encode(binary_array(pieces))[0]
+        cuts = [cut(text, _PIECE_BYTES) if self._may_cut else [text] for text in texts]
+        pieces = binary_array(list(itertools.chain(*cuts)))
+        # If a text was cut, `encode` gives the pieces with a listed character to this method again.
+        # Pieces cannot be cut further, so the recursion ends.
+        engine = self if len(pieces) > len(texts) else self.reference
+        ids, offsets = engine.encode(pieces)
+        edges = offsets[offsets_of([len(each) for each in cuts])].tolist()
+        return [ids[start:stop] for start, stop in itertools.pairwise(edges)]
 
     def _encode(self, source: object) -> Encoded:
         # `parallel` spreads the call over gigatoken's thread pool.
