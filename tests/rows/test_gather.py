@@ -47,7 +47,8 @@ def test_rows_are_those_of_all_pieces_laid_end_to_end(tmp_path_factory, data):
     assert found.tolist() == [whole[start : start + width].tolist() for start in starts]
 
 
-def test_more_pieces_than_are_mapped_at_a_time(tmp_path):
+def test_more_pieces_than_are_mapped_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.rows.gather._TOGETHER", 64)
     stream = Stream(files(tmp_path, [7] * 200))
     starts = np.random.default_rng(0).permutation(1_390)
 

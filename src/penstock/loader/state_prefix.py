@@ -15,10 +15,12 @@ but states must be the same on all machines of a run. A build itself checks modi
 import numpy as np
 
 from penstock.loader import state as states
-from penstock.loader.run import AnyPlan
+from penstock.loader.amended import check_ledger
+from penstock.loader.run import AnyPlan, Run
 from penstock.loader.state import State
 from penstock.order.budget import Budget
 from penstock.order.integers import END
+from penstock.order.plan import Plan
 from penstock.store.reader import TokenStore
 from penstock.store.verify import chain, describe_build, differences
 from penstock.streaming.plan import StreamedPlan
@@ -41,7 +43,8 @@ def identity_at(plan: AnyPlan, position: int, identity: State | None) -> State:
         identity = _short(plan) if first_epoch else states.identify(plan.whole)
     assert identity is not None  # only a streamed plan has none
     store = _store_of(plan)
-    if store is None:
+    # The parts that an amended plan has read do not follow from the position alone.
+    if store is None or "ledger" in identity:
         return identity
     parts = _parts_before(plan, position)
     prefix = {
@@ -52,12 +55,26 @@ def identity_at(plan: AnyPlan, position: int, identity: State | None) -> State:
     return {**identity, "prefix": prefix}
 
 
-def position_of(plan: AnyPlan, identity: State | None, state: State) -> int:
-    """Return the position of a checked state, if it belongs to a run of `plan`.
+def position_of(run: Run, identity: State | None, state: State) -> int:
+    """Return the position of a checked state, if it belongs to a run.
+
+    Args:
+        run: The run, whose plan may have amendments that the state does not know yet.
+        identity: The result of `identify` for its plan; None for a streamed plan.
+        state: The state.
 
     Raises:
-        ResumeError: the state belongs to another order or to other parts; the message says which.
+        ResumeError: the state belongs to another order or to other parts, or an amendment begins
+            before it; the message says which.
     """
+    plan = run.plan.base if isinstance(run.plan, Plan) else run.plan
+    position = _base_position(plan, identity, state)
+    check_ledger(run, state)
+    return position
+
+
+def _base_position(plan: AnyPlan, identity: State | None, state: State) -> int:
+    """Return the position of a state that belongs to a plan, whatever its amendments are."""
     if identity is not None and state["plan"]:
         return states.position_in(identity, state)
     now = _short(plan)

@@ -13,18 +13,21 @@ from typing import TYPE_CHECKING
 from penstock.exports import lazy_exports
 
 if TYPE_CHECKING:
+    from penstock.order.amend import Amendment as Amendment
     from penstock.order.arguments import Caps as Caps
     from penstock.order.budget import Budget as Budget
     from penstock.order.plan import Plan as Plan
-    from penstock.order.plan import Sample as Sample
+    from penstock.order.samples import Sample as Sample
     from penstock.order.shuffle import Block as Block
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
+            "amend": "Amendment",
             "arguments": "Caps",
             "budget": "Budget",
-            "plan": "Plan Sample",
+            "plan": "Plan",
+            "samples": "Sample",
             "shuffle": "Block",
         },
     )

@@ -18,7 +18,7 @@ from penstock.order.epochs import Members
 from penstock.order.schedule import Exhausted, Stage
 from penstock.order.shuffle import REMOTE_BLOCK, Block, Mode
 from penstock.order.weights import Weight, as_fraction, exact_weights, is_finite, tempered_weights
-from penstock.rows.protocol import Rows, Settings
+from penstock.rows.protocol import Rows, RowsLike, Settings, as_rows
 
 
 @final
@@ -54,7 +54,7 @@ class Caps:
 
     def to_json(self) -> Settings:
         """Return the caps as JSON."""
-        return {"epochs": _to_json(self.epochs), "then": self.then}
+        return {"epochs": numbers_to_json(self.epochs), "then": self.then}
 
 
 class StageArguments(NamedTuple):
@@ -69,10 +69,27 @@ class StageArguments(NamedTuple):
     def to_json(self) -> Settings:
         """Return the arguments as JSON."""
         if self.weights is not None:
-            return {"position": self.position, "weights": _to_json(self.weights)}
+            return {"position": self.position, "weights": numbers_to_json(self.weights)}
         if self.temperature is not None:
-            return {"position": self.position, "temperature": _to_json(self.temperature)}
+            return {"position": self.position, "temperature": numbers_to_json(self.temperature)}
         return {"position": self.position, "sources": list(self.sources or ())}
+
+
+def as_caps(max_epochs: float | Mapping[str, float] | Caps | None) -> Caps | None:
+    """Return the argument `max_epochs` of a plan as caps."""
+    return max_epochs if max_epochs is None or isinstance(max_epochs, Caps) else Caps(max_epochs)
+
+
+def checked_sources(given: Mapping[str, RowsLike]) -> dict[str, Rows]:
+    """Return sources by name; warn of those that lose tokens.
+
+    Raises:
+        PlanError: a name is not a string, or a source has no digest.
+    """
+    found = {check_name(name): as_rows(source, name) for name, source in given.items()}
+    for name, source in found.items():
+        warn_of_cut(name, source)
+    return found
 
 
 def check_name(name: str) -> str:
@@ -93,7 +110,7 @@ def warn_of_cut(name: str, source: Rows) -> None:
             f'Documents of source "{name}" are cut at their max_length: {lost:,} of '
             f"{source.stream.num_tokens:,} tokens are in no row. "
             'Documents(…, overflow="split") keeps them.',
-            stacklevel=3,  # the line that made the plan
+            stacklevel=4,  # the line that made the plan
         )
 
 
@@ -254,10 +271,10 @@ def _check_names(names: Sequence[str], given: Iterable[str], where: str) -> None
         )
 
 
-def _to_json(number: Weight | Mapping[str, Weight]) -> object:
+def numbers_to_json(number: Weight | Mapping[str, Weight]) -> object:
     """Return numbers as JSON, equal for equal numbers: 7.0 is 7, 0.7 is 0.7, 1/3 is "1/3"."""
     if isinstance(number, Mapping):
-        return {name: _to_json(each) for name, each in number.items()}
+        return {name: numbers_to_json(each) for name, each in number.items()}
     if not is_finite(number):
         return str(float(number))
     # The digest of a plan is computed from this, so 7 and 7.0 must give the same text.

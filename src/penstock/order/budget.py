@@ -30,7 +30,8 @@ import numpy.typing as npt
 from penstock.digest import derive_key, digest_json
 from penstock.errors import PlanError
 from penstock.order.integers import Integers
-from penstock.order.plan import Plan, Sample, list_samples
+from penstock.order.plan import Plan
+from penstock.order.samples import Sample, list_samples
 from penstock.order.steps import Steps
 from penstock.ranges import group_rows, whole_number
 from penstock.rows.protocol import RowsLike, Settings
@@ -72,6 +73,12 @@ class Budget:
         self, plan: Plan | RowsLike, tokens: int, *, window: int = 4096, rows_multiple_of: int = 8
     ) -> None:
         self.plan = plan = plan if isinstance(plan, Plan) else Plan(plan)
+        if plan.amendments:
+            # A window sorts rows from both sides of a position, so rows before it would move.
+            raise PlanError(
+                f"A budget sorts rows by length, and this plan is amended {plan.amendments[0]}. "
+                "Give the loader a batch size instead of a budget."
+            )
         self.sources, self.names, self.sizes = plan.sources, plan.names, plan.sizes
         self.seed, self.shuffle = plan.seed, plan.shuffle
         self.end, self.epoch_rows = plan.end, plan.epoch_rows

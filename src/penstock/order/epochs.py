@@ -25,8 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.digest import derive_key
-from penstock.order.integers import END, Integers, label_pairs
-from penstock.order.schedule import check_starts
+from penstock.order.integers import END, Integers, check_starts, label_pairs
 from penstock.order.shuffle import Domain, Orders, Sources, arrange, epoch_key
 from penstock.ranges import group_rows
 
@@ -292,21 +291,22 @@ class EpochOrder:
         """The number of rows up to the end of the first pass over the last stage's sources."""
         return self.segments[-1].start + self.segments[-1].size
 
-    def asked(self, num_rows: int) -> list[str]:
-        """Return how often each source is read, as text."""
-        return ["once an epoch"] * len(self._num_rows)
+    def asked(self, num_rows: int) -> None:
+        """Return None: without weights, each source is read once an epoch."""
+
+    ended_by = None  # it has no end
 
     @property
     def num_stages(self) -> int:
         """The number of segments."""
         return len(self.segments)
 
-    def stage(self, number: int) -> str:
-        """Return the sources of a segment, as text."""
+    def stage(self, number: int) -> tuple[int, str]:
+        """Return where a segment begins, and its sources as text."""
         segment, names = self.segments[number], list(self._names[number])
         if segment.ends[0]:
             names.append(f"and {int(segment.ends[0]):,} rows left of the pass")
-        return f"from position {segment.start:,}: {', '.join(names)}"
+        return segment.start, ", ".join(names)
 
     def _orders(self, which: Integers, numbers: Integers, passes: Integers) -> Orders:
         pairs = zip(numbers.tolist(), passes.tolist(), strict=True)

@@ -6,6 +6,9 @@ wraps around by definition on every platform and shifts without a sign. Every or
 would take 146,000 years to get there.
 """
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 
@@ -13,7 +16,7 @@ from penstock.digest import Unsigned
 from penstock.errors import PlanError
 from penstock.ranges import Indices, Integers
 
-__all__ = ["END", "Indices", "Integers", "as_unsigned", "label_pairs"]
+__all__ = ["END", "Indices", "Integers", "as_unsigned", "check_starts", "label_pairs"]
 
 END = 2**62
 """The largest number of rows. Every position and every sample is below it."""
@@ -70,3 +73,16 @@ def label_pairs(firsts: Integers, seconds: Integers) -> tuple[Indices, Integers,
     numbers = np.cumsum(present) - 1
     first_of = distinct // width
     return numbers[codes], first_of, distinct % width + lowest[first_of]
+
+
+def check_starts(starts: Sequence[int], origin: int = 0) -> None:
+    """Raise PlanError unless the first stage begins at `origin` and the others in order."""
+    if not starts or starts[0] != origin:
+        first = f"begins at {starts[0]:,}" if starts else "is missing"
+        raise PlanError(f"The first stage {first}; it must begin at position {origin:,}.")
+    for before, start in pairwise(starts):
+        if not before < start < END:
+            raise PlanError(
+                f"A stage that begins at {start:,} cannot follow one that begins at {before:,}: "
+                "each must begin later than the one before it, and below 2^62."
+            )

@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.order.epochs import EpochOrder
-from penstock.order.weighted import Mixture
+from penstock.errors import PlanError
+from penstock.order.arguments import Caps
+from penstock.order.skips import Layout
 
 if TYPE_CHECKING:
     from penstock.order.plan import Plan
@@ -21,14 +22,10 @@ class SourceOutlook(NamedTuple):
     """The first position at which its second epoch has begun; None if it does not begin."""
 
 
-def find_outlook(
-    plan: "Plan", layout: Mixture | EpochOrder, num_rows: int
-) -> tuple[SourceOutlook, ...]:
+def find_outlook(plan: "Plan", layout: Layout, num_rows: int) -> tuple[SourceOutlook, ...]:
     """Return what `Plan.outlook` describes; `layout` is how the plan orders sources."""
     counts = plan.counts(num_rows)
-    asked: list[float | None] = [None] * len(plan.names)
-    if isinstance(layout, Mixture):
-        asked = list(layout.schedule.asked(num_rows))
+    asked = layout.asked(num_rows)
     found = []
     for number, name in enumerate(plan.names):
         repeats = None
@@ -42,5 +39,19 @@ def find_outlook(
                 else:
                     low = middle + 1
             repeats = low - 1  # `low` rows include the first row of the second epoch
-        found.append(SourceOutlook(name, counts[name], asked[number], repeats))
+        share = None if asked is None else asked[number]
+        found.append(SourceOutlook(name, counts[name], share, repeats))
     return tuple(found)
+
+
+def past_the_end(plan: "Plan", layout: Layout, caps: Caps | None, position: int) -> PlanError:
+    """Return the error for a position after the end of a plan with caps."""
+    cause = "every source has reached its max_epochs"
+    if layout.ended_by is not None and caps is not None:
+        name = plan.names[layout.ended_by]
+        cause = f'"{name}" has reached its max_epochs of {caps.of(name)}'
+    return PlanError(
+        f"Position {position:,} is after the end of this plan. The plan ends at position "
+        f"{plan.end:,}, because {cause}. Ask for fewer rows, raise max_epochs, or let other "
+        'sources continue: Caps(…, "redistribute").'
+    )

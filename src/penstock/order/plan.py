@@ -10,9 +10,11 @@ of positions.
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,17 +22,18 @@ import numpy.typing as npt
 from penstock.digest import digest_json
 from penstock.errors import PlanError, UnknownLengthError
 from penstock.order import arguments
+from penstock.order.amend import Amendment, Span, amended_stages, check_amendment
 from penstock.order.arguments import Caps
-from penstock.order.epochs import EpochOrder
 from penstock.order.integers import END, Integers, as_unsigned
-from penstock.order.outlook import SourceOutlook, find_outlook
-from penstock.order.schedule import Schedule
-from penstock.order.shuffle import Block, Domain, Mode, Sources, mode_to_json, needs_parts
+from penstock.order.layout import OrderSettings
+from penstock.order.outlook import SourceOutlook, find_outlook, past_the_end
+from penstock.order.samples import Sample, list_samples
+from penstock.order.shuffle import Block, Mode, mode_to_json
+from penstock.order.skips import Layout, SkippingOrder, Skips
 from penstock.order.tree import draw_tree
-from penstock.order.weighted import Mixture
 from penstock.order.weights import Weight
 from penstock.ranges import whole_number
-from penstock.rows.protocol import Rows, RowsLike, Settings, as_rows
+from penstock.rows.protocol import Rows, RowsLike, Settings
 
 if TYPE_CHECKING:
     from penstock.rows.protocol import RowOrigin
@@ -43,17 +46,6 @@ _CHANGING_FORMAT = 2
 
 _CHUNK_ROWS = 8_192  # their arrays fit in the cache, which is twice as fast
 _MOST_EPOCHS = 10_000_000  # a minute of work, and 80 MB of positions
-
-
-class Sample(NamedTuple):
-    """The sample at one position."""
-
-    position: int
-    source: str
-    epoch: int
-    """How often this sample occurred before."""
-    sample: int
-    """The number of the row in its source."""
 
 
 @final
@@ -103,60 +95,31 @@ class Plan:
         max_epochs: float | Mapping[str, float] | Caps | None = None,
     ) -> None:
         given = rows if isinstance(rows, Mapping) else {"data": rows}
-        self.sources: dict[str, Rows] = {
-            arguments.check_name(name): as_rows(source, name) for name, source in given.items()
-        }
+        self.sources: dict[str, Rows] = arguments.checked_sources(given)
         """The rows by name, in the order given."""
         if not self.sources:
             raise PlanError("A plan needs at least one source; this one has none.")
-        for name, source in self.sources.items():
-            arguments.warn_of_cut(name, source)
         self.names = tuple(self.sources)
         """The names of the sources, by the numbers that `locate` returns."""
         self.sizes = tuple(map(len, self.sources.values()))
         """The rows of each source."""
         self.seed = whole_number("seed", seed)
         self.shuffle: Mode | Block = arguments.default_shuffle(self.sources, shuffle)
-        self._caps = _as_caps(max_epochs)
-        self._stages = arguments.read_stages(self.names, weights, temperature, schedule)
-        self.is_weighted = self._stages[0].sources is None
+        self._caps = arguments.as_caps(max_epochs)
+        stages = arguments.read_stages(self.names, weights, temperature, schedule)
+        self._settings = OrderSettings(self.sources, self.shuffle, self.seed, self._caps, stages)
+        self.is_weighted = self._settings.is_weighted
         """Whether sources are drawn by weights; otherwise every sample occurs once per epoch."""
-        self._layout = self._lay_out()
+        self.base: Plan = self
+        """The plan without its amendments."""
+        self.amendments: tuple[Amendment, ...] = ()
+        self._skips = Skips()
+        self._order = self._settings.lay_out()
+        self._layout: Layout = self._order
         self.epoch_rows = self._layout.epoch_rows
         """The rows of an epoch; None if sources have separate epochs, or join later."""
         self.end = self._layout.end
         """The first position that has no sample: 2^62, or where `max_epochs` is reached."""
-
-    def _lay_out(self) -> Mixture | EpochOrder:
-        domains = [
-            Domain(size, self._part_rows(name, source, size) or ())
-            for (name, source), size in zip(self.sources.items(), self.sizes, strict=True)
-        ]
-        sources = Sources(self.names, domains, self.shuffle, self.seed)
-        if not self.is_weighted:
-            if self._caps is not None:
-                raise PlanError(
-                    f"max_epochs={self._caps.epochs!r} needs weights=. Without weights, all "
-                    "sources have the same number of epochs; pass it to the loader: "
-                    "Loader(plan, …, epochs=2)."
-                )
-            stages = arguments.read_members(self._stages, self.names, self.sizes)
-            return EpochOrder(stages, sources)
-        schedule = Schedule(
-            arguments.read_weights(self._stages, self.names, self.sizes),
-            caps=arguments.cap_rows(self._caps, self.names, self.sizes) if self._caps else None,
-            exhausted=self._caps.then if self._caps else "error",
-        )
-        return Mixture(schedule, sources)
-
-    def _part_rows(self, name: str, source: Rows, size: int) -> list[int] | None:
-        """Return the rows of each part of a source, if the order depends on them."""
-        if not needs_parts(self.shuffle):
-            return None
-        # Blocks of rows that have no parts: one block.
-        if source.part_rows is None and self.shuffle != "part":
-            return [size]
-        return arguments.part_rows_of(name, source, size)
 
     def __len__(self) -> int:
         """Return the rows of an epoch."""
@@ -177,7 +140,7 @@ class Plan:
         """
         numbers = as_unsigned(positions, END).view(np.int64)
         if numbers.size and self.end < END and int(numbers.max()) >= self.end:
-            raise self._past_the_end(int(numbers.max()))
+            raise past_the_end(self, self._layout, self._caps, int(numbers.max()))
         if len(numbers) <= _CHUNK_ROWS:
             return self._layout.locate(numbers)
         located = np.empty((3, len(numbers)), dtype=np.int64)
@@ -262,6 +225,73 @@ class Plan:
             )
         return dict(zip(self.names, self._layout.counts(num_rows), strict=True))
 
+    def cursors(self, num_rows: int) -> dict[str, int]:
+        """Return `counts` with the rows that an amendment left out: where sources continue."""
+        layout = self._layout
+        if not isinstance(layout, SkippingOrder):
+            return self.counts(num_rows)
+        return dict(zip(self.names, layout.cursors(num_rows), strict=True))
+
+    def amend(
+        self,
+        position: int,
+        *,
+        weights: Mapping[str, Weight] | None = None,
+        add: Mapping[str, RowsLike | None] | None = None,
+        drop: Sequence[str] = (),
+        skip: int = 0,
+        exclude: Mapping[str, Sequence[Span]] | None = None,
+    ) -> "Plan":
+        """Return a plan that is equal before `position` and changed from there on.
+
+        Each source continues where it is: nothing is repeated before its epoch ends, or lost. A
+        loader of the new plan loads states of this one, if they are not after `position`.
+
+        Args:
+            position: Not before that of the last amendment.
+            weights: The weights of all sources that are read from there on; a later schedule ends.
+            add: Rows by name, which are read from their row 0 on. None stands for a source that was
+                dropped before, and continues where it stopped.
+            drop: Sources that are not read any more. In a plan without weights, that is after the
+                end of the epoch, because all sources are in one order.
+            skip: How many rows to leave out: `position` then has the row that was after them.
+            exclude: By source, the spans of documents whose tokens become no targets any more, as
+                `penstock.inspect.find_documents` returns them. Rows stay where they are.
+        """
+        new = {name: each for name, each in (add or {}).items() if each is not None}
+        rows = arguments.checked_sources(new)
+        amendment = Amendment(
+            position=whole_number("position", position),
+            weights=weights,
+            add=tuple(add or ()),
+            drop=tuple(drop),
+            skip=whole_number("skip", skip),
+            exclude={name: tuple(spans) for name, spans in (exclude or {}).items()},
+            sources=tuple(self._settings.describe(name, each) for name, each in rows.items()),
+        )
+        check_amendment(self, amendment, rows)
+        return self._with(amendment, rows)
+
+    def _with(self, amendment: Amendment, rows: Mapping[str, Rows]) -> "Plan":
+        """Return this plan with one more amendment, which was checked, and its new sources."""
+        plan = copy(self)
+        plan.__dict__.pop("digest", None)
+        plan.amendments = (*self.amendments, amendment)
+        plan._skips = self._skips.added(amendment.position, amendment.skip)
+        start = plan._skips.after(amendment.position)
+        stages = amended_stages(self, self._settings.stages, start, amendment)
+        plan.sources = {**self.sources, **rows}
+        plan.names, plan.sizes = tuple(plan.sources), tuple(map(len, plan.sources.values()))
+        plan._settings = replace(self._settings, sources=plan.sources, stages=stages)
+        plan.is_weighted = plan._settings.is_weighted
+        if stages != self._settings.stages:
+            plan._order = plan._settings.continued(self._order, start)
+        plan._layout = plan._order
+        if plan._skips.skips:
+            plan._layout = SkippingOrder(plan._order, plan._skips)
+        plan.epoch_rows, plan.end = plan._layout.epoch_rows, plan._layout.end
+        return plan
+
     def outlook(self, num_rows: int) -> tuple[SourceOutlook, ...]:
         """Return the share of each source in the first `num_rows` rows, and when it repeats."""
         return find_outlook(self, self._layout, num_rows)
@@ -273,21 +303,19 @@ class Plan:
 
     def describe(self) -> Settings:
         """Return everything that the order depends on, as JSON; `digest` is computed from it."""
+        if self.amendments:
+            amendments = [each.to_json() for each in self.amendments]
+            return {**self.base.describe(), "amendments": amendments}
         # Weights change during the run by a schedule, or because of a cap.
         redistributes = self._caps is not None and self._caps.then == "redistribute"
-        changing = self.is_weighted and (len(self._stages) > 1 or redistributes)
-        sources = []
-        for name, source, size in zip(self.names, self.sources.values(), self.sizes, strict=True):
-            sources.append({"name": name, "rows": size, "digest": source.digest})
-            # Only in some modes, the order depends on the sizes of parts.
-            if (parts := self._part_rows(name, source, size)) is not None:
-                sources[-1]["parts"] = digest_json(parts)
+        changing = self.is_weighted and (len(self._settings.stages) > 1 or redistributes)
+        sources = [self._settings.describe(*each) for each in self.sources.items()]
         described: Settings = {
             "format": _CHANGING_FORMAT if changing else ORDER_FORMAT,
             "seed": self.seed,
             "shuffle": mode_to_json(self.shuffle),
             "sources": sources,
-            "stages": [stage.to_json() for stage in self._stages],
+            "stages": [stage.to_json() for stage in self._settings.stages],
         }
         if self._caps is not None:
             described["max_epochs"] = self._caps.to_json()
@@ -320,31 +348,3 @@ class Plan:
     def _repr_html_(self) -> str:
         """Return the tree, for notebooks."""
         return f"<pre>{escape(self.tree())}</pre>"
-
-    def _past_the_end(self, position: int) -> PlanError:
-        assert isinstance(self._layout, Mixture)  # the others have no end
-        number = self._layout.schedule.ended_by
-        cause = "every source has reached its max_epochs"
-        if number is not None and self._caps is not None:
-            name = self.names[number]
-            cause = f'"{name}" has reached its max_epochs of {self._caps.of(name)}'
-        return PlanError(
-            f"Position {position:,} is after the end of this plan. The plan ends at position "
-            f"{self.end:,}, because {cause}. Ask for fewer rows, raise max_epochs, or let other "
-            'sources continue: Caps(…, "redistribute").'
-        )
-
-
-def _as_caps(max_epochs: float | Mapping[str, float] | Caps | None) -> Caps | None:
-    return max_epochs if max_epochs is None or isinstance(max_epochs, Caps) else Caps(max_epochs)
-
-
-def list_samples(
-    names: Sequence[str], start: int, located: tuple[Integers, Integers, Integers]
-) -> list[Sample]:
-    """Return the sample at each position from `start` on, from the result of `locate`."""
-    rows = zip(*(numbers.tolist() for numbers in located), strict=True)
-    return [
-        Sample(position, names[source], epoch, sample)
-        for position, (source, epoch, sample) in enumerate(rows, start)
-    ]

@@ -36,7 +36,6 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from operator import add, attrgetter
 from typing import Literal, NamedTuple
 
@@ -44,9 +43,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import PlanError
-from penstock.order.integers import END, Integers, as_unsigned
+from penstock.order.integers import END, Integers, as_unsigned, check_starts
 from penstock.order.interleave import Mix
-from penstock.order.settle import ONE_ROW, DebtTable, debts_after, debts_of_present, num_table_rows
+from penstock.order.settle import ONE_ROW, Begin, DebtTable, debts_of_present, num_table_rows
 from penstock.order.weights import Weight, exact_weights
 from penstock.ranges import group_rows
 
@@ -70,23 +69,6 @@ class StartingPoint(NamedTuple):
     """The debt of each source at the position, in units of 2^-40 rows."""
 
 
-class _Begin(NamedTuple):
-    """A position where weights change: the start of a stage, or where a source reaches its cap."""
-
-    position: int
-    weights: Sequence[Weight]
-    exact: Sequence[int]
-    """The weights as integers in the same ratios."""
-    counts: Integers
-    """How many rows of each source come before the position."""
-    debts: Integers
-
-    def debts_at(self, position: int, counts: Integers) -> Integers:
-        """Return the debts at a later position, before which each source had `counts` rows."""
-        num_rows, drawn = position - self.position, counts - self.counts
-        return debts_after(self.debts, self.exact, num_rows, drawn.tolist())
-
-
 @dataclass(frozen=True)
 class _Segment:
     """Consecutive rows with the same weights.
@@ -98,7 +80,7 @@ class _Segment:
     start: int
     counts: Integers
     """How many rows of each source come before the segment."""
-    begin: _Begin
+    begin: Begin
     table_rows: int
     """The rows of the table; 0 in a segment without one."""
 
@@ -181,7 +163,7 @@ class Schedule:
                         self.end = start
                         return
                     debts, known = debts_of_present(debts, present), used_up
-                    begin = _Begin(start, weights, present, counts, debts)
+                    begin = Begin(start, weights, present, counts, debts)
                 settles = start == begin.position and bool(debts.any())
                 num_rows = min(end - start, num_table_rows(len(exact)) if settles else END)
                 segment = _Segment(start, counts, begin, num_rows if settles else 0)
@@ -235,26 +217,48 @@ class Schedule:
 
         Only for schedules without caps. Costs as much as one stage, however many there are.
         """
-        kept, stage = _num_before(self._segments, position), Stage(position, weights)
+        return self.amended([Stage(position, weights)])
+
+    def amended(
+        self, stages: Sequence[Stage], caps: Sequence[int | None] | None = None
+    ) -> "Schedule":
+        """Return a schedule that is equal before the first of `stages`, and continues with them.
+
+        The new stages may have more sources, whose rows are counted from 0. Earlier segments keep
+        their number of sources: the size of a table depends on it.
+        """
+        position, kept = stages[0].start, _num_before(self._segments, stages[0].start)
+        more = [0] * (len(stages[0].weights) - len(self._caps))
+        earlier = self._asked[: _num_before(self._asked, position)]
+        _, counts, debts = self.origin_at(position)
         changed = copy(self)
+        changed.end, changed.ended_by = END, None
+        asked_caps = caps or [*self._caps, *([None] * len(more))]
+        changed._caps = [END if cap is None else cap for cap in asked_caps]
         changed._segments = self._segments[:kept]
-        changed._asked = [*self._asked[: _num_before(self._asked, position)], stage]
-        changed._add_segments([stage], self.origin_at(position))
+        changed._asked = [*(Stage(at, [*each, *more]) for at, each in earlier), *stages]
+        changed._add_segments(stages, StartingPoint(position, counts + more, debts + more))
         # The caches of the copy belong to the old segments: update one, drop the other.
         added = [segment.start for segment in changed._segments[kept:]]
-        changed._starts = np.append(self._starts[:kept], added)
+        changed._starts = np.append(self._starts[:kept], np.array(added, np.int64))
         changed.__dict__.pop("_bases", None)
+        if caps and not self._redistributes:
+            changed._end_at_first_cap()
         return changed
 
     def origin_at(self, position: int) -> StartingPoint:
         """Return the starting point of a schedule that continues this one at `position`."""
         number = _num_before(self._segments, position) - 1
         if number < 0:
-            return self.origin
-        segment = self._segments[number]
-        counts = segment.counts + segment.mix.counts(position - segment.start)
-        debts = segment.begin.debts_at(position, counts)
-        return StartingPoint(position, counts.tolist(), debts.tolist())
+            counts, debts = self.origin.counts, self.origin.debts
+            position = self.origin.position
+        else:
+            segment = self._segments[number]
+            drawn = segment.counts + segment.mix.counts(position - segment.start)
+            counts, debts = drawn.tolist(), segment.begin.debts_at(position, drawn).tolist()
+        # Sources that joined later have no rows yet.
+        more = [0] * (len(self._caps) - len(counts))
+        return StartingPoint(position, counts + more, debts + more)
 
     def owed(self, num_rows: int) -> list[float]:
         """Return the debt of each source after `num_rows` rows, in rows."""
@@ -267,7 +271,10 @@ class Schedule:
     @cached_property
     def _bases(self) -> Integers:
         """How many rows of each source come before each segment: (segments, sources)."""
-        return np.array([segment.counts for segment in self._segments])
+        bases = np.zeros((len(self._segments), len(self._caps)), dtype=np.int64)
+        for number, segment in enumerate(self._segments):
+            bases[number, : len(segment.counts)] = segment.counts
+        return bases
 
     def at(self, positions: npt.ArrayLike) -> tuple[Integers, Integers]:
         """Return the source at each of `positions`, and its ordinal among the source's rows."""
@@ -331,16 +338,3 @@ class Schedule:
 def _num_before(items: Sequence[Stage] | Sequence[_Segment], position: int) -> int:
     """Return how many of `items` begin before a position."""
     return bisect_left(items, position, key=attrgetter("start"))
-
-
-def check_starts(starts: Sequence[int], origin: int = 0) -> None:
-    """Raise PlanError unless the first stage begins at `origin` and the others in order."""
-    if not starts or starts[0] != origin:
-        first = f"begins at {starts[0]:,}" if starts else "is missing"
-        raise PlanError(f"The first stage {first}; it must begin at position {origin:,}.")
-    for before, start in pairwise(starts):
-        if not before < start < END:
-            raise PlanError(
-                f"A stage that begins at {start:,} cannot follow one that begins at {before:,}: "
-                "each must begin later than the one before it, and below 2^62."
-            )

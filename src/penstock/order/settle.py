@@ -39,10 +39,12 @@ give the same rows as a schedule that had them from the start.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from penstock.order.integers import END, Integers
+from penstock.order.weights import Weight
 
 ONE_ROW = 2**40
 """A debt of one row. 64 bits can then hold debts of up to eight million rows."""
@@ -234,3 +236,20 @@ def _fill_nodes(
         low[node], high[node] = low_x + low_y, high_x + high_y
     root = len(shares) - 1
     return low[root] <= 0 <= high[root]
+
+
+class Begin(NamedTuple):
+    """A position where weights change: the start of a stage, or where a source reaches its cap."""
+
+    position: int
+    weights: Sequence[Weight]
+    exact: Sequence[int]
+    """The weights as integers in the same ratios."""
+    counts: Integers
+    """How many rows of each source come before the position."""
+    debts: Integers
+
+    def debts_at(self, position: int, counts: Integers) -> Integers:
+        """Return the debts at a later position, before which each source had `counts` rows."""
+        num_rows, drawn = position - self.position, counts - self.counts
+        return debts_after(self.debts, self.exact, num_rows, drawn.tolist())

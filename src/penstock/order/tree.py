@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from penstock.order.epochs import EpochOrder
 from penstock.order.shuffle import mode_to_json
-from penstock.order.weighted import Mixture, percent
+from penstock.order.skips import Layout
+from penstock.order.weighted import percent
 
 if TYPE_CHECKING:
     from penstock.order.plan import Plan
@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 _DRAWN_STAGES = 10
 
 
-def draw_tree(plan: "Plan", layout: Mixture | EpochOrder, num_rows: int | None) -> str:
+def draw_tree(plan: "Plan", layout: Layout, num_rows: int | None) -> str:
     """Return the picture that `Plan.tree` describes; `layout` is how the plan orders sources."""
     if num_rows is None:
         num_rows = min(plan.end, layout.default_num_rows)
-    counts, asked = plan.counts(num_rows), layout.asked(num_rows)
+    counts, asked = plan.counts(num_rows), ["once an epoch"] * len(plan.names)
+    if (shares := layout.asked(num_rows)) is not None:
+        asked = [percent(rows / max(num_rows, 1)) for rows in shares]
     table = [
         [
             name,
@@ -37,9 +39,10 @@ def draw_tree(plan: "Plan", layout: Mixture | EpochOrder, num_rows: int | None) 
         lines.append("  ".join([name.ljust(widths[0]), *filter(str.strip, aligned)]))
     num_stages = layout.num_stages
     drawn = min(num_stages, _DRAWN_STAGES) if num_stages > 1 else 0
-    lines += [layout.stage(number) for number in range(drawn)]
+    lines += ["from position {:,}: {}".format(*layout.stage(each)) for each in range(drawn)]
     if num_stages > _DRAWN_STAGES:
         lines.append(f"… and {num_stages - drawn:,} more stages")
+    lines += [f"amendment {number}: {each}" for number, each in enumerate(plan.amendments, 1)]
     mode = mode_to_json(plan.shuffle)["mode"]
     heading = (
         f"plan {plan.digest[:8]}, seed {plan.seed}, shuffle {mode}; in the first {num_rows:,} rows:"

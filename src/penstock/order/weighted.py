@@ -80,17 +80,22 @@ class Mixture:
         """The number of rows of all sources together."""
         return int(self._sizes.sum())
 
-    def asked(self, num_rows: int) -> list[str]:
-        """Return each source's share of the first `num_rows` rows by its weights, as text."""
-        return [percent(rows / max(num_rows, 1)) for rows in self.schedule.asked(num_rows)]
+    def asked(self, num_rows: int) -> list[float]:
+        """Return how many of the first `num_rows` rows the weights ask for, for each source."""
+        return self.schedule.asked(num_rows)
+
+    @property
+    def ended_by(self) -> int | None:
+        """The source whose cap ends the order; None if no single source does."""
+        return self.schedule.ended_by
 
     @property
     def num_stages(self) -> int:
         """The number of stages, including those that begin because a cap is reached."""
         return len(self.schedule.stages)
 
-    def stage(self, number: int) -> str:
-        """Return the five largest shares of a stage, as text."""
+    def stage(self, number: int) -> tuple[int, str]:
+        """Return where a stage begins, and its five largest shares as text."""
         start, weights = self.schedule.stages[number]
         exact = exact_weights(weights)
         drawn = [source for source, weight in enumerate(exact) if weight]
@@ -99,7 +104,7 @@ class Mixture:
         shares = [f"{self._names[i][0]} {percent(exact[i] / total)}" for i in largest]
         if len(drawn) > 5:
             shares.append(f"and {len(drawn) - 5:,} more")
-        return f"from position {start:,}: {', '.join(shares)}"
+        return start, ", ".join(shares)
 
     def _orders(self, which: Integers, sources: Integers, epochs: Integers) -> Orders:
         pairs = zip(sources.tolist(), epochs.tolist(), strict=True)

@@ -16,8 +16,9 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.ranges import group_rows, ranges
-from penstock.rows.protocol import Array, Integers
+from penstock.formats.member import Ids
+from penstock.ranges import distinct, group_rows, ranges
+from penstock.rows.protocol import Integers
 from penstock.store.blocks import BLOCK_BYTES
 from penstock.store.files import HEADER_BYTES
 from penstock.store.reader import TokenStore
@@ -98,7 +99,7 @@ class BlockChecks:
             blocks = np.concatenate((first, last))
         good = self._are_good(blocks)
         if not good.all():
-            self._check(np.unique(blocks[good == 0]))
+            self._check(distinct(blocks[good == 0]))
 
     def _are_good(self, blocks: Integers) -> NDArray[np.uint8]:
         """Return 0 for each block that was not checked."""
@@ -160,7 +161,7 @@ def _item_size(store: TokenStore | None, kind: str) -> int:
 
 
 def load_ahead(
-    piece: Callable[[int], Array],
+    piece: Callable[[int], Ids],
     numbers: Integers,
     starts: Integers,
     length: int,
@@ -185,11 +186,13 @@ def load_ahead(
                 left -= _load(piece(number), np.sort(starts[rows[group]]), length, unit, left)
 
 
-def _load(array: Array, starts: Integers, length: int, unit: int, most: int) -> int:
+def _load(array: Ids, starts: Integers, length: int, unit: int, most: int) -> int:
     """Request the units of ascending rows of a piece; return how many requests were made.
 
     Rows that are next to each other have one request.
     """
+    if not isinstance(array, np.ndarray):  # ids in runs, of token files
+        return 0
     mapping: object = array
     while isinstance(mapping, np.ndarray | memoryview):
         mapping = mapping.base if isinstance(mapping, np.ndarray) else mapping.obj

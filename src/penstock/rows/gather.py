@@ -12,13 +12,16 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from penstock.formats.member import Ids
+from penstock.formats.scattered import ScatteredArray
 from penstock.ranges import Indices
 from penstock.rows.protocol import Array, Integers
 from penstock.rows.tokens import Stream
 from penstock.store.maps import files_at_once
 
-# Pieces that are mapped at the same time for one read, if the process may have so many files.
-_TOGETHER = 64
+# Pieces that are mapped at the same time for one read, if the process may have so many files. A
+# block of a full shuffle has 2,000 rows, each perhaps in another piece.
+_TOGETHER = 4096
 _FEW_PIECES = 4096
 
 
@@ -53,18 +56,17 @@ def _inside(stream: Stream, numbers: Integers, starts: Integers, width: int) -> 
             rows = np.flatnonzero((numbers >= group[0]) & (numbers <= group[-1]))
             tokens[rows] = _inside(stream, numbers[rows], starts[rows], width)
         return tokens
-    pieces = [stream.piece(number) for number in present.tolist()]
-    addresses = np.array([each.__array_interface__["data"][0] for each in pieces], np.int64)
-    # NumPy copies the whole of an array that is not aligned before it takes rows of it. So rows of
-    # such pieces, and of pieces of several dtypes, are read piece by piece.
-    if (addresses % dtype.itemsize).any() or any(each.dtype != dtype for each in pieces):
+    pieces, addresses = stream.pieces(present)
+    same = stream.is_uniform or all(each.dtype == dtype for each in pieces)
+    lowest = int(addresses.argmin())
+    base = pieces[lowest]
+    # A piece that is not one array has the address 0.
+    if not same or not isinstance(base, np.ndarray) or (addresses % dtype.itemsize).any():
         tokens = np.empty((len(starts), width), dtype)
         for number, piece in zip(present.tolist(), pieces, strict=True):
             rows = np.flatnonzero(numbers == number)
-            within = starts[rows] - int(stream.starts[number])
-            tokens[rows] = piece[within[:, None] + np.arange(width)]
+            tokens[rows] = _rows_of(piece, starts[rows] - int(stream.starts[number]), width)
         return tokens
-    lowest = int(addresses.argmin())
     # The shift turns an offset in the stream into an offset from the lowest piece in memory.
     shifts = (addresses - addresses[lowest]) // dtype.itemsize - stream.starts[present]
     begins = starts + shifts[which]
@@ -72,10 +74,23 @@ def _inside(stream: Stream, numbers: Integers, starts: Integers, width: int) -> 
     # This reads the first id of every row and discards it. The processor looks up the pages of
     # many rows at the same time here, and one by one while it copies rows. It saves a quarter of
     # the time of the gather.
-    as_strided(pieces[lowest], (size,), (step,), writeable=False).take(begins)
-    windows = as_strided(pieces[lowest], (size, width), (step, step), writeable=False)
+    as_strided(base, (size,), (step,), writeable=False).take(begins)
+    windows = as_strided(base, (size, width), (step, step), writeable=False)
     found: Array = windows[begins]
     return found
+
+
+def _rows_of(piece: Ids, starts: Integers, width: int) -> Array:
+    """Return rows of one piece that is not aligned, has another dtype, or is stored in runs."""
+    if isinstance(piece, ScatteredArray):
+        return piece.rows(starts, width)
+    assert isinstance(piece, np.ndarray)  # there are no other pieces
+    # NumPy would copy the whole of an array that is not aligned before it takes rows of it. The
+    # bytes of an array are aligned.
+    size, data = piece.itemsize, piece.view(np.uint8)
+    shape = len(data) - width * size + 1, width * size
+    rows: Array = as_strided(data, shape, (1, 1), writeable=False)[starts * size].view(piece.dtype)
+    return rows
 
 
 def _distinct(numbers: Integers) -> tuple[Integers, Indices]:

@@ -18,11 +18,12 @@ import numpy as np
 
 from penstock.digest import digest_json
 from penstock.errors import StoreError, UnknownLengthError
-from penstock.formats.member import Member
+from penstock.formats.member import Ids, Member
 from penstock.formats.open import is_token_file, open_tokens
+from penstock.formats.sets import is_pattern
 from penstock.formats.token_files import TokenFiles
 from penstock.paths import is_remote
-from penstock.ranges import ranges
+from penstock.ranges import group_rows, ranges
 from penstock.rows.array_file import ArrayFile as ArrayFile
 from penstock.rows.blocks import BlockChecks, load_ahead
 from penstock.rows.origins import RowOrigin, find_origins
@@ -63,6 +64,9 @@ class Stream:
             )
         # The widest dtype: ids of a narrower member fit it, and none is truncated.
         self.dtype: np.dtype[Any] = np.result_type(*(member.dtype for member in self.members))
+        kinds = {(isinstance(each, TokenStore), each.dtype) for each in self.members}
+        self.is_uniform = kinds == {(True, self.dtype)}
+        """Whether all pieces are known to have this dtype: token files may have another order."""
         # A piece for each part of a store. Arrays: a list of 10^6 parts would take 100 MB.
         lengths = [each.part_tokens for each in self.members]
         # The number of the first piece of each member.
@@ -135,10 +139,32 @@ class Stream:
         member = bisect_right(self._firsts, number) - 1
         return self.members[member], number - self._firsts[member]
 
-    def piece(self, number: int) -> Array:
+    def piece(self, number: int) -> Ids:
         """Return the ids of one piece, mapped into memory; `check` checks those that are used."""
         source, part = self._find(number)
         return source.part_ids(part)
+
+    def pieces(self, numbers: Integers) -> tuple[list[Ids], Integers]:
+        """Return the pieces `numbers`, which ascend, and where each begins in memory.
+
+        The address of a piece that is not one array is 0.
+        """
+        arrays: list[Ids] = []
+        addresses: list[int] = []
+        # From the right, as in `_find`.
+        members = np.searchsorted(self._firsts, numbers, side="right") - 1
+        for member, chosen in group_rows(members):
+            source = self.members[member]
+            parts = (numbers[chosen] - self._firsts[member]).tolist()
+            if isinstance(source, TokenStore):
+                found = source.files.files(parts, "tokens")
+                arrays += [each.array for each in found]
+                addresses += [each.address for each in found]
+            else:
+                located = [_located(source, part) for part in parts]
+                arrays += [ids for ids, _ in located]
+                addresses += [address for _, address in located]
+        return arrays, np.array(addresses, np.int64)
 
     def bounds(self, number: int) -> Array:
         """Return the offsets, within one piece, at which its documents end."""
@@ -167,7 +193,8 @@ class Stream:
         while done < len(joined):
             first, upto = start + done, min(stop, int(self.ends[number]))
             self.check("tokens", np.array([number]), np.array([first]), upto - first)
-            piece = self.piece(number)[first - int(self.starts[number]) :][: upto - first]
+            before = int(self.starts[number])
+            piece = self.piece(number)[first - before : upto - before]
             if len(piece) == len(joined):
                 return piece
             joined[done : upto - start] = piece  # a view of each would keep all files open
@@ -230,7 +257,7 @@ def _open(source: StreamLike | ArrayFile) -> Member:
     if is_remote(source):
         return TokenStore(source)
     path = Path(source)
-    if path.suffix == ".npy" and not path.is_dir():
+    if path.suffix == ".npy" and not path.is_dir() and not is_pattern(path):
         return ArrayFile(path)  # its digest is in the states of earlier versions
     return open_tokens(path) if is_token_file(path) else TokenStore(path)
 
@@ -274,3 +301,11 @@ class StreamRows(Rows):
                 "length, make new rows once the store is finished."
             )
         return self.num_readable
+
+
+def _located(member: Member, part: int) -> tuple[Ids, int]:
+    """Return the ids of one part, and where they begin in memory; 0 if they are not one array."""
+    if isinstance(member, TokenFiles):
+        return member.part_located(part)
+    ids = member.part_ids(part)
+    return ids, int(ids.ctypes.data) if isinstance(ids, np.ndarray) else 0
