@@ -42,5 +42,23 @@ def test_verify_finds_an_id_that_the_vocabulary_does_not_have(layouts, tmp_path)
     assert "every id is below 60,001" in run("verify", tmp_path / "x.bin", *named, 60001).stdout
 
 
+def test_commands_take_directories_and_patterns(layouts, tmp_path):
+    layouts.write_mds(tmp_path / "mds", [each for each in DOCUMENTS if each], "int32", shards=1)
+    layouts.write_arrow(tmp_path / "arrow", DOCUMENTS, "int32")
+    for number in range(2):
+        layouts.write_megatron(tmp_path / f"x{number}", DOCUMENTS)
+
+    for name, count in {"mds": 2, "arrow": 3, "x*.bin": 6}.items():
+        found = json.loads(run("info", tmp_path / name, "--json").stdout)
+        assert (found["num_documents"], found["num_tokens"] % 8) == (count, 0)
+        decoded = run("decode", tmp_path / name, "-d", "-1", "--tokenizer", "bytes").stdout
+        assert decoded.endswith("three\n")
+        words = ("verify", tmp_path / name, "--vocab-size", 256)
+        assert "every id is below 256" in run(*words).stdout
+    layouts.write_mds(tmp_path / "bytes", DOCUMENTS, "int32", encoding="bytes")
+    words = ("info", tmp_path / "bytes", "--format", "mds", "--dtype", "int32", "--json")
+    assert json.loads(run(*words, "--vocab-size", 256).stdout)["num_documents"] == 3
+
+
 def test_options_for_token_files_are_refused_for_a_directory(tmp_path):
     assert run("info", tmp_path, "--format", "llmc").exit_code == 2

@@ -1,8 +1,9 @@
 """Token files of other tools, read in place.
 
-`open_tokens` recognises the files of llm.c, modded-nanogpt, Megatron-LM, datatrove and NumPy by
-their contents, and opens those of nanoGPT and OLMo if the caller names them. The ids are mapped
-into memory and never copied. `Windows`, `Packs` and `Documents` take the result like a store.
+`open_tokens` recognises the files of llm.c, modded-nanogpt, Megatron-LM, datatrove, NumPy, MosaicML
+Streaming, LitData and Hugging Face datasets by their contents, and opens those of nanoGPT and OLMo
+if the caller names them. The ids are mapped into memory; those of Parquet and of compressed files
+are decoded into the cache once. `Windows`, `Packs` and `Documents` take the result like a store.
 """
 
 from typing import TYPE_CHECKING

@@ -1,14 +1,26 @@
-"""Arrays that are mapped from files, after their offsets were compared with the file's size."""
+"""Arrays that are mapped from files, after their offsets were compared with the file's size.
 
+A set may have thousands of files, and a process may have few descriptors. So the files that were
+not used for the longest time are unmapped, together with those of stores (`store.maps`).
+"""
+
+import mmap
 import os
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+from weakref import finalize
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import MissingStoreError, StoreError
 from penstock.formats.member import Array
 from penstock.paths import naming
+from penstock.store.maps import MappedFile, Maps, explained
+
+_maps = Maps()
+_numbers = count()
 
 
 def size_of(path: Path) -> int:
@@ -34,6 +46,56 @@ def first_bytes(path: Path, count: int) -> bytes:
         return stream.read(count)
 
 
+class MappedBytes:
+    """The bytes of a file. Safe to use from several threads and after a fork."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()  # the size is read later, perhaps in another directory
+        self.size = size_of(path)
+        self._inode = path.stat().st_ino
+        self._key = (next(_numbers), str(self.path))
+        # Without this, a file that was deleted would take up disk space until the process ends.
+        # No lock: this may be called while the same thread holds that of the maps.
+        finalize(self, _maps.files.pop, self._key, None)
+
+    def array(self) -> NDArray[np.uint8]:
+        """Return the bytes, mapped into memory; the array is read-only.
+
+        Raises:
+            StoreError: the file has another size than before.
+        """
+        return self.mapped().data
+
+    def mapped(self) -> MappedFile:
+        """Return the file, mapped into memory; raises as `array` does."""
+        # Reading a page that the file no longer has raises SIGBUS, which ends the process
+        # without a message. So the size of the mapped file is checked before every read.
+        found = _maps.files.get(self._key)
+        if found is None:
+            found = _maps.add(self._key, self._map)
+        elif _maps.is_crowded:
+            _maps.use(self._key, found)
+        if (size := found.mapping.size()) != self.size:
+            self._refuse(f"has {size:,} bytes, but had {self.size:,} when it was opened")
+        return found
+
+    def _map(self) -> MappedFile:
+        with naming(self.path), explained(self.path), self.path.open("rb") as stream:
+            status = os.fstat(stream.fileno())
+            # It may have been unmapped before, and another file may have its name now.
+            if (status.st_ino, status.st_size) != (self._inode, self.size):
+                self._refuse("is another file than when it was opened")
+            mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        data = np.frombuffer(mapping, np.uint8)
+        address = int(data.ctypes.data)
+        return MappedFile(data, data, mapping, self.size, address, self.path, str(self.path))
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise StoreError(
+            f"{self.path} {why}. It was overwritten in between. Open it again, and start a new run."
+        )
+
+
 class MappedArray:
     """An array in a file. Safe to use from several threads and after a fork.
 
@@ -47,52 +109,52 @@ class MappedArray:
     def __init__(
         self, path: Path, dtype: np.dtype[Any], offset: int = 0, count: int | None = None
     ) -> None:
-        self.path = path.absolute()  # the size is read later, perhaps in another directory
-        self._size = size_of(path)
-        left = self._size - offset
+        self._bytes = MappedBytes(path)
+        size = self._bytes.size
+        left = size - offset
         if count is None:
             count, rest = divmod(left, dtype.itemsize)
             if left < 0 or rest:
                 raise StoreError(
-                    f"{path} has {self._size:,} bytes, which is not a whole number of {dtype} ids "
+                    f"{path} has {size:,} bytes, which is not a whole number of {dtype} ids "
                     f"after byte {offset:,}. The file is truncated, or has another dtype."
                 )
         # Python's integers do not overflow, so a count of 2^63 is refused here too.
         if count < 0 or offset < 0 or count * dtype.itemsize > left:
             raise StoreError(
-                f"{path} has {self._size:,} bytes, but {count:,} items of {dtype} from byte "
+                f"{path} has {size:,} bytes, but {count:,} items of {dtype} from byte "
                 f"{offset:,} on would need {offset + count * dtype.itemsize:,}. It is truncated or "
                 "damaged."
             )
-        with naming(path):
-            # An empty file cannot be mapped.
-            self._array: Array = (
-                np.asarray(np.memmap(path, dtype, "r", offset, (count,)))
-                if count
-                else np.zeros(0, dtype)
-            )
+        self._dtype, self._start, self._stop = dtype, offset, offset + count * dtype.itemsize
 
     def array(self) -> Array:
         """Return the items, mapped into memory; the array is read-only."""
-        # Reading a page that the file no longer has raises SIGBUS, which ends the process
-        # without a message. So the size is checked before every read.
-        size = os.stat(self.path).st_size  # noqa: PTH116  (twice as fast, and at every read)
-        if size != self._size:
-            raise StoreError(
-                f"{self.path} has {size:,} bytes, but had {self._size:,} when it was opened. It "
-                "was overwritten in between. Open it again, and start a new run."
-            )
-        return self._array
+        if self._start == self._stop:  # an empty file cannot be mapped
+            return np.zeros(0, self._dtype)
+        return self._bytes.array()[self._start : self._stop].view(self._dtype)
+
+    def located(self) -> tuple[Array, int]:
+        """Return the items and their address: to ask NumPy for it takes 2 µs for each batch."""
+        if self._start == self._stop:
+            return self.array(), 0
+        found = self._bytes.mapped()
+        return found.data[self._start : self._stop].view(self._dtype), found.address + self._start
 
 
 class HeldArray:
     """An array in memory, with the interface of `MappedArray`."""
 
     def __init__(self, array: Array) -> None:
-        # A view that cannot be written, so that rows cannot change the caller's array.
-        self._array = array.view()
+        # A view that cannot be written, so that rows cannot change the caller's array. An array
+        # with gaps, such as every second id of another one, is copied.
+        self._array = np.ascontiguousarray(array).view()
         self._array.flags.writeable = False
 
     def array(self) -> Array:
         """Return the items; the array is read-only."""
         return self._array
+
+    def located(self) -> tuple[Array, int]:
+        """Return the items and their address."""
+        return self._array, int(self._array.ctypes.data)

@@ -19,6 +19,19 @@ Array = NDArray[Any]
 Integers = NDArray[np.int64]
 
 
+class Ids(Protocol):
+    """Token ids: an array of NumPy, or a `ScatteredArray`, whose slices are arrays."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the ids."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: slice, /) -> Array: ...
+
+
 class Member(Protocol):
     """Tokens in parts, as `penstock.rows.tokens.Stream` reads them."""
 
@@ -72,7 +85,7 @@ class Member(Protocol):
         """The number of ids of each part."""
         ...
 
-    def part_ids(self, part: int) -> Array:
+    def part_ids(self, part: int) -> Ids:
         """Return the ids of one part, mapped into memory."""
         ...
 

@@ -1,45 +1,64 @@
 """`open_tokens`: recognise token files by their contents, and open them."""
 
+import glob
 import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from penstock.errors import StoreError
 from penstock.formats.datatrove import is_datatrove, open_datatrove
+from penstock.formats.litdata import is_litdata, open_litdata
 from penstock.formats.llmc import is_llmc, open_llmc
 from penstock.formats.mapped import HeldArray, size_of
+from penstock.formats.mds import is_mds, open_mds
 from penstock.formats.megatron import is_megatron, megatron_files, open_megatron
+from penstock.formats.names import TokenFormat
 from penstock.formats.npy import is_npy, open_npy
 from penstock.formats.raw import open_olmo, open_raw
 from penstock.formats.sample import check_dtype
-from penstock.formats.token_files import FilePart, TokenFiles
+from penstock.formats.sets import files_in, is_pattern, matching, token_files_in
+from penstock.formats.tables import (
+    is_arrow,
+    is_parquet,
+    open_dataset,
+    open_parquet,
+    table_kind,
+)
+from penstock.formats.token_files import FilePart, Settings, TokenFiles
 from penstock.paths import expand_user, is_remote
 from penstock.ranges import whole_number
 
 if TYPE_CHECKING:
     from penstock.tokenize.tokenizer import Tokenizer
 
-TokenFormat = Literal["llmc", "megatron", "datatrove", "npy", "nanogpt", "olmo"]
-"""`llmc` is also the format of modded-nanogpt."""
-
-# Formats that their contents show, each with its test.
+# Formats that their contents show, each with its test: of files, and of directories.
 _KNOWN: dict[str, Callable[[Path], bool]] = {
     "llmc": is_llmc,
     "megatron": is_megatron,
     "datatrove": is_datatrove,
     "npy": is_npy,
+    "arrow": is_arrow,
+    "parquet": is_parquet,
 }
-_OPEN: dict[str, Callable[[Path], FilePart]] = {
+_DIRECTORIES = {"mds": is_mds, "litdata": is_litdata, "arrow": is_arrow}
+_ONE_FILE: dict[str, Callable[[Path], FilePart]] = {
     "llmc": open_llmc,
     "megatron": open_megatron,
     "datatrove": open_datatrove,
     "npy": open_npy,
 }
+_WITH_COLUMNS: dict[str, Callable[[Path, Settings], list[FilePart]]] = {
+    "mds": open_mds,
+    "litdata": open_litdata,
+    "arrow": open_dataset,
+    "parquet": open_parquet,
+}
 _RAW = ("nanogpt", "olmo")
+_FORMATS = (*_ONE_FILE, *_RAW, *_WITH_COLUMNS)
 _SUFFIXES = (".bin", ".idx", ".ds", ".npy")
 
 
@@ -59,24 +78,30 @@ def open_tokens(
     dtype: str | None = None,
     vocab_size: int | None = None,
     tokenizer: object = None,
+    column: str | None = None,
 ) -> TokenFiles:
     """Open token files of another tool in place, without copying them.
+
+    Several files are one set: a directory of them, or a pattern such as `data/train_*.bin`, in
+    natural order. Parquet files and files that are compressed are decoded into the cache once.
 
     The format is recognised by the contents of the files, and never by their names alone. Ids are
     checked when the files are opened: all of a small file, and 17 blocks of 64 KiB of a large one.
     `verify_tokens` checks all of them. docs/formats.md describes each format.
 
     Args:
-        path: A file, or Megatron's pair of files by their prefix or by either file; or an array of
-            NumPy, or a tensor on the CPU.
+        path: A file, a directory or a pattern; Megatron's pair of files by their prefix or by
+            either file; or an array of NumPy, or a tensor on the CPU.
         format: The format, for files that have no header: "nanogpt" or "olmo". Also decides if a
             file could be of two formats.
-        dtype: The dtype of ids in files without a header, if it is not the format's usual one. If
-            the file records a dtype, it must be this one.
+        dtype: The dtype of ids in files without a header, if it is not the format's usual one, and
+            in MDS columns of bytes. If the file records a dtype, it must be this one.
         vocab_size: The number of ids of the vocabulary. An id that is not below it is an error.
             Files without a header need this, or `tokenizer`.
         tokenizer: The tokenizer of the ids, as `build` takes it. Its vocabulary is used if
             `vocab_size` is not given, and `decode` needs it.
+        column: The column with the ids, in MDS, Arrow and Parquet files, if its name is not
+            "input_ids" or "tokens".
 
     Raises:
         StoreError: the format is not known, or the files are damaged, or an id is not valid.
@@ -93,16 +118,19 @@ def open_tokens(
         place, given = _placed(path), path
         # Another process may have another working directory.
         again: object = place.absolute()
-        name, part = _open_file(place, format, dtype, vocab_size)
+        name, parts = _open_set(place, format, Settings(dtype, vocab_size, column))
     else:
         given, again, name = "an array in memory", path, "array"
-        part = _in_memory(path)
-    found = part.ids.array().dtype
-    if dtype is not None and found.name != dtype:
-        raise StoreError(f"{given} holds {found.name} ids, not dtype={dtype!r}. Leave dtype= out.")
+        parts = [_in_memory(path)]
+    for part in parts:
+        found = part.ids.array().dtype
+        if dtype is not None and found.name != dtype:
+            raise StoreError(
+                f"{given} holds {found.name} ids, not dtype={dtype!r}. Leave dtype= out."
+            )
     settings = {"format": format, "dtype": dtype, "vocab_size": vocab_size, "tokenizer": tokenizer}
-    reopen = partial(open_tokens, again, **settings)  # type: ignore[arg-type]
-    return TokenFiles(given, name, [part], vocab_size, loaded, reopen)
+    reopen = partial(open_tokens, again, column=column, **settings)  # type: ignore[arg-type]
+    return TokenFiles(given, name, parts, vocab_size, loaded, reopen)
 
 
 def _loaded(tokenizer: object) -> "Tokenizer | None":
@@ -117,17 +145,11 @@ def _placed(path: str | os.PathLike[str]) -> Path:
     """Return the path of token files.
 
     Raises:
-        StoreError: it is a URL or a directory.
+        StoreError: it is a URL.
     """
     if is_remote(path):
         raise StoreError(f"{path} is not on this machine. Copy the token files here first.")
-    place = expand_user(path)
-    if place.is_dir():
-        raise StoreError(
-            f"{place} is a directory. Open each of its token files, and pass a list of them to "
-            "Windows, Packs or Documents. A store is opened with TokenStore."
-        )
-    return place
+    return expand_user(path)
 
 
 def _in_memory(array: HasArray) -> FilePart:
@@ -139,42 +161,78 @@ def _in_memory(array: HasArray) -> FilePart:
 
 
 def recognised(path: Path) -> list[str]:
-    """Return the formats that the contents of a file show.
+    """Return the formats that the contents of a file or a directory show.
 
     Raises:
         MissingStoreError: there is no such file, and it is no prefix of Megatron's files.
     """
+    if path.is_dir():
+        return [name for name, matches in _DIRECTORIES.items() if matches(path)]
     if not path.exists() and all(each.exists() for each in megatron_files(path)):
         return ["megatron"] if is_megatron(path) else []
     size_of(path)
     return [name for name, matches in _KNOWN.items() if matches(path)]
 
 
-def _open_file(
-    path: Path, format: str | None, dtype: str | None, vocab_size: int | None
-) -> tuple[str, FilePart]:
-    found = recognised(path)
-    if format is None:
-        if len(found) != 1:
-            raise StoreError(_undecided(path, found))
-        return found[0], _OPEN[found[0]](path)
-    if format in _OPEN:
-        return format, _OPEN[format](path)
-    if format not in _RAW:
-        raise StoreError(f"format={format!r} is not one of {', '.join([*_OPEN, *_RAW])}.")
+def _open_set(place: Path, format: str | None, given: Settings) -> tuple[str, list[FilePart]]:
+    """Return the format, and the tokens of each file."""
+    if format is not None and format not in _FORMATS:
+        raise StoreError(f"format={format!r} is not one of {', '.join(_FORMATS)}.")
+    files = _members(place, format)
+    opened = [_open_file(each, format, given) for each in files]
+    names = sorted({name for name, _ in opened})
+    if len(names) > 1:
+        raise StoreError(f"{place} has files of several formats: {', '.join(names)}.")
+    if given.column is not None and names[0] not in ("mds", "arrow", "parquet"):
+        raise StoreError(f"column={given.column!r}: {place} ({names[0]}) has no columns.")
+    parts = [part for _, parts in opened for part in parts]
+    if not parts:
+        raise StoreError(f"{place} ({names[0]}) lists no files of tokens.")
+    return names[0], parts
+
+
+def _contents(path: Path) -> list[str]:
+    """Return the formats that contents show; also of a table without ids, whose reader refuses it.
+
+    The error of the reader says which columns there are, and how to name one.
+    """
+    return recognised(path) or table_kind(path)
+
+
+def _members(place: Path, format: str | None) -> list[Path]:
+    """Return the files of a pattern or of a directory, or the place itself."""
+    if is_pattern(place):
+        return matching(place)
+    if not place.is_dir() or format in ("mds", "litdata") or _contents(place):
+        return [place]
+    if (place / "penstock.json").exists():
+        raise StoreError(f"{place} is a store of penstock. Open it with TokenStore.")
+    # Files without a header are not recognised, and the caller says what they are.
+    return token_files_in(place, (lambda _: [format]) if format in _RAW else _contents)
+
+
+def _open_file(path: Path, format: str | None, given: Settings) -> tuple[str, list[FilePart]]:
+    found = _contents(path)
+    if format is None and len(found) != 1:
+        raise StoreError(_undecided(path, found))
+    name = format or found[0]
+    if name in _WITH_COLUMNS:
+        return name, _WITH_COLUMNS[name](path, given)
+    if name in _ONE_FILE:
+        return name, [_ONE_FILE[name](path)]
     if found:
         raise StoreError(
             f"{path} has the contents of the format {found[0]!r}. Read as {format!r}, its header "
             f'would become tokens. Leave format= out, or pass format="{found[0]}".'
         )
-    if vocab_size is None:
+    if given.vocab_size is None:
         raise StoreError(
             f"{path} has no header, so a wrong dtype would not be noticed. Pass vocab_size= or "
             f'tokenizer= with format="{format}".'
         )
-    if format == "olmo":
-        return format, open_olmo(path, dtype, vocab_size)
-    return format, open_raw(path, dtype or "uint16", vocab_size)
+    if name == "olmo":
+        return name, [open_olmo(path, given.dtype, given.vocab_size)]
+    return name, [open_raw(path, given.dtype or "uint16", given.vocab_size)]
 
 
 def _undecided(path: Path, found: list[str]) -> str:
@@ -196,7 +254,29 @@ def is_token_file(path: Path) -> bool:
     is left to the reader of stores, whose message says how to build one.
     """
     if path.is_dir():
-        return False
+        return _is_token_directory(path)
+    if is_pattern(path):
+        found = next(glob.iglob(str(path), recursive=True), None)  # noqa: PTH207
+        return found is not None and Path(found).is_file() and is_token_file(Path(found))
     if all(each.exists() for each in megatron_files(path)):
         return True
     return path.is_file() and (path.suffix in _SUFFIXES or bool(recognised(path)))
+
+
+def holds_files(path: Path) -> bool:
+    """Return whether a path is a file, a pattern, or a directory with files that is no store."""
+    if path.is_dir():
+        return not (path / "penstock.json").exists() and bool(files_in(path))
+    return path.is_file() or is_pattern(path)
+
+
+def _is_token_directory(path: Path) -> bool:
+    if not holds_files(path):
+        return False
+    if recognised(path) or (path / "dataset_dict.json").is_file():
+        return True
+    files = files_in(path)
+    # The first file stands for all: a directory of text may have millions of files. A store that is
+    # not finished has arrays, too.
+    is_store = any(each.name.endswith(".tokens.npy") for each in files)
+    return bool(files) and not is_store and bool(recognised(files[0]))

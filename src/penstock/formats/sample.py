@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import StoreError
-from penstock.formats.member import Array
+from penstock.formats.member import Array, Ids
 
 _BLOCK_BYTES = 1 << 16
 _NUM_SPREAD = 16
@@ -27,11 +27,11 @@ _LEAST_PAIRS = 32
 _AT_ONCE = 1 << 24
 
 
-def spread_blocks(array: Array) -> Iterator[Array]:
+def spread_blocks(array: Ids) -> Iterator[Array]:
     """Yield 17 blocks of 64 KiB of an array, evenly spread; all of an array that has no more."""
-    per_block = _BLOCK_BYTES // array.itemsize
+    per_block = _BLOCK_BYTES // array.dtype.itemsize
     if len(array) <= per_block * (_NUM_SPREAD + 1):
-        yield array
+        yield array[:]
         return
     for k in range(_NUM_SPREAD):
         # A multiple of 8 ids, so that halves of wider ids stay at odd offsets.
@@ -40,7 +40,7 @@ def spread_blocks(array: Array) -> Iterator[Array]:
     yield array[(len(array) - per_block) // 8 * 8 :]
 
 
-def all_blocks(array: Array) -> Iterator[Array]:
+def all_blocks(array: Ids) -> Iterator[Array]:
     """Yield consecutive blocks of an array, which may be larger than the memory."""
     for start in range(0, len(array), _AT_ONCE):
         yield array[start : start + _AT_ONCE]

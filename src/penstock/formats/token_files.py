@@ -10,8 +10,9 @@ import numpy as np
 from penstock.digest import digest_json
 from penstock.errors import StoreError
 from penstock.formats.mapped import HeldArray, MappedArray
-from penstock.formats.member import Array, Integers, LocalTokens
+from penstock.formats.member import Array, Ids, Integers, LocalTokens
 from penstock.formats.sample import check_dtype, check_ids, spread_blocks
+from penstock.formats.scattered import ScatteredArray
 
 if TYPE_CHECKING:
     from penstock.tokenize.tokenizer import Tokenizer
@@ -20,11 +21,21 @@ if TYPE_CHECKING:
 class FilePart(NamedTuple):
     """The tokens of one file."""
 
-    ids: MappedArray | HeldArray
+    ids: MappedArray | HeldArray | ScatteredArray
     bounds: Array | None = None
     """The offsets at which documents end, `<u8`; None if the format does not record them."""
     loss: MappedArray | None = None
     """1 for each token that is trained on, uint8; None if all are."""
+    check: Callable[[], None] | None = None
+    """Compares what `verify_tokens` must, and takes too long when the file is opened."""
+
+
+class Settings(NamedTuple):
+    """The arguments of `open_tokens` that say how files are read."""
+
+    dtype: str | None = None
+    vocab_size: int | None = None
+    column: str | None = None
 
 
 class TokenFiles(LocalTokens):
@@ -53,13 +64,17 @@ class TokenFiles(LocalTokens):
         self.tokenizer = tokenizer
         """The tokenizer, if it was given."""
         self._parts, self._reopen = tuple(parts), reopen
-        arrays = [each.ids.array() for each in self._parts]
-        for array in arrays:
-            check_dtype(array.dtype, path)
+        dtypes, sizes = set[np.dtype[Any]](), []
+        for number, part in enumerate(self._parts):  # one at a time: each keeps a file open
+            array = part.ids.array()
+            check_dtype(array.dtype, self.part_name(number))
             for block in spread_blocks(array):
-                check_ids(block, path, vocab_size)
-        self.dtype: np.dtype[Any] = np.result_type(*(array.dtype for array in arrays))
-        self._part_tokens = np.array([len(array) for array in arrays], np.int64)
+                check_ids(block, self.part_name(number), vocab_size)
+            dtypes.add(array.dtype)
+            sizes.append(len(array))
+        self.dtype: np.dtype[Any] = np.result_type(*dtypes)
+        check_dtype(self.dtype, path)  # int64 and uint64 have no common integer dtype
+        self._part_tokens = np.array(sizes, np.int64)
         self.has_documents = all(each.bounds is not None for each in self._parts)
         self.has_loss = any(each.loss is not None for each in self._parts)
 
@@ -76,7 +91,7 @@ class TokenFiles(LocalTokens):
 
     def __len__(self) -> int:
         """The number of documents; 0 if the format does not record them."""
-        return sum(0 if part.bounds is None else len(part.bounds) for part in self._parts)
+        return int(self._document_ends[-1])
 
     def __iter__(self) -> Iterator[Array]:
         """The tokens of each document, in order."""
@@ -112,9 +127,18 @@ class TokenFiles(LocalTokens):
         """The number of ids of each file."""
         return self._part_tokens
 
-    def part_ids(self, part: int) -> Array:
+    def part_name(self, part: int) -> str:
+        """Return the path, and the number of one file if there are several, for messages."""
+        count = len(self._parts)
+        return f"{self.path} (file {part + 1:,} of {count:,})" if count > 1 else str(self.path)
+
+    def part_ids(self, part: int) -> Ids:
         """Return the ids of one file, mapped into memory."""
         return self._parts[part].ids.array()
+
+    def part_located(self, part: int) -> tuple[Ids, int]:
+        """Return the ids of one file, and where they begin in memory; 0 if they have gaps."""
+        return self._parts[part].ids.located()
 
     def part_bounds(self, part: int) -> Array:
         """Return the offsets, within one file, at which its documents end."""
@@ -126,19 +150,29 @@ class TokenFiles(LocalTokens):
         mask = self._parts[part].loss
         return None if mask is None else mask.array()
 
+    def check_part(self, part: int) -> None:
+        """Compare the headers of all documents of one file, if the format has such headers."""
+        check = self._parts[part].check
+        if check is not None:
+            check()
+
     def document(self, index: int) -> Array:
         """Return the tokens of one document; negative numbers count from the end."""
         size = len(self)
         if not -size <= index < size:
             raise IndexError(f"document {index:,} is not among the {size:,} documents")
         index %= size
-        for number in range(len(self._parts)):
-            bounds = self.part_bounds(number)
-            if index < len(bounds):
-                start = int(bounds[index - 1]) if index else 0
-                return self.part_ids(number)[start : int(bounds[index])]
-            index -= len(bounds)
-        raise AssertionError("the parts have fewer documents than their sum")
+        number = int(np.searchsorted(self._document_ends, index, side="right"))
+        bounds = self.part_bounds(number)
+        index -= int(self._document_ends[number]) - len(bounds)
+        start = int(bounds[index - 1]) if index else 0
+        return self.part_ids(number)[start : int(bounds[index])]
+
+    @cached_property
+    def _document_ends(self) -> Integers:
+        """The number of documents up to the end of each file."""
+        counts = [0 if part.bounds is None else len(part.bounds) for part in self._parts]
+        return np.cumsum(counts, dtype=np.int64)
 
     def decode(self, index: int) -> str:
         """Return the text of one document, with its special tokens.

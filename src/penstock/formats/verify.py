@@ -23,7 +23,8 @@ def verify_tokens(files: TokenFiles, report: Callable[[int, int], None] | None =
     num_parts = len(files.part_tokens)
     for part in range(num_parts):
         for block in all_blocks(files.part_ids(part)):
-            check_ids(block, files.path, files.vocab_size)
+            check_ids(block, files.part_name(part), files.vocab_size)
+        files.check_part(part)
         mask = files.part_loss(part)
         for block in () if mask is None else all_blocks(mask):
             if len(block) and int(block.max()) > 1:

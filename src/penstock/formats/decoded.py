@@ -1,0 +1,110 @@
+"""Files that cannot be mapped are decoded once, into the cache.
+
+    ~/.cache/penstock/tokens/KEY.raw        (or $PENSTOCK_CACHE/tokens)
+
+The key is computed from the size, the time and 17 blocks of the original file, so a changed file is
+decoded again. A file is written under a temporary name and renamed, so one with the final name is
+whole. The cache can be deleted at any time.
+"""
+
+import errno
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+
+from penstock.digest import digest_json
+from penstock.errors import StoreError
+from penstock.formats.mapped import MappedArray, size_of
+from penstock.formats.sample import spread_blocks
+from penstock.paths import naming
+from penstock.store.files import cache_directory, make_directory, sync_directory, write_file
+
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+_AT_ONCE = 1 << 20
+# Token ids compress 2 to 10 times. A few hundred times is padding, and more is an attack.
+_MOST_EXPANSION = 1000
+# A small file may always expand to this: it fits into any memory.
+_FREE_BYTES = 16 << 20
+
+
+def cache_key(source: Path, *settings: object) -> str:
+    """Return a name for what is decoded from a file with these settings."""
+    blocks = spread_blocks(MappedArray(source, np.dtype("u1")).array())
+    sampled = [hashlib.sha256(np.ascontiguousarray(each).data).hexdigest() for each in blocks]
+    state = source.stat()
+    return digest_json(["decoded", 1, state.st_size, state.st_mtime_ns, sampled, *settings])[:32]
+
+
+def cached(name: str, pieces: Callable[[Path], Iterable[Any]]) -> Path:
+    """Return the path of a file in the cache; it is written from `pieces` if it is missing.
+
+    Several processes may call this at once: one of them writes. `pieces` is called with the
+    directory, and may write other files before this one.
+
+    Raises:
+        StoreError: the cache cannot be written.
+    """
+    path = cache_directory() / "tokens" / name
+    if path.exists():
+        return path
+    try:
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
+        # fallback_to_soft: without flock, a killed process would leave a marker file for ever.
+        lock = FileLock(path.parent / ".lock", thread_local=False, fallback_to_soft=False)
+        with lock:
+            if not path.exists():
+                write_file(path, pieces(path.parent))
+                sync_directory(path.parent)
+    except OSError as error:
+        if error.errno not in _NOT_WRITABLE:
+            raise
+        raise StoreError(
+            f"{path.parent} cannot be written ({error.strerror}), and this file has to be decoded "
+            "there before it can be mapped. Set PENSTOCK_CACHE to a directory that can be written."
+        ) from error
+    return path
+
+
+def expansion_limit(source: Path) -> int:
+    """Return how many bytes the contents of a compressed file may have."""
+    return max(_FREE_BYTES, size_of(source) * _MOST_EXPANSION)
+
+
+def refuse_expansion(source: Path) -> StoreError:
+    """Return the error for a file that expands to more than its limit."""
+    return StoreError(
+        f"{source} ({size_of(source):,} bytes) expands to more than {expansion_limit(source):,} "
+        "bytes. Token ids do not compress so well: it is damaged, or a decompression bomb. If you "
+        "trust it, decompress it with the tool that wrote it."
+    )
+
+
+def decompressed(source: Path) -> Path:
+    """Return the path of the contents of a zstd file, in the cache.
+
+    Raises:
+        StoreError: it is damaged, or expands to more than its limit.
+    """
+    return cached(f"{cache_key(source)}.raw", lambda _: _expanded(source))
+
+
+def _expanded(source: Path) -> Iterator[bytes]:
+    import pyarrow as pa
+
+    limit, done = expansion_limit(source), 0
+    try:
+        with naming(source), pa.CompressedInputStream(pa.OSFile(str(source)), "zstd") as stream:
+            # Block by block: the limit stops a bomb before it fills memory or disk.
+            while block := stream.read(_AT_ONCE):
+                done += len(block)
+                if done > limit:
+                    raise refuse_expansion(source)
+                yield block
+    except (pa.ArrowException, OSError) as error:
+        # The caller's own errors of writing do not pass here: they are raised in `write_file`.
+        raise StoreError(f"{source} cannot be decompressed as zstd: {error}.") from error

@@ -1,0 +1,368 @@
+"""Exports hold the tokens, documents and loss masks of their source, as each format describes."""
+
+import json
+import resource
+import shutil
+from itertools import count, pairwise
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import penstock as ps
+from penstock.cli.app import app
+from penstock.convert.flat import write_llmc
+from penstock.convert.litdata import write_litdata
+from penstock.convert.mds import write_mds
+from penstock.convert.parquet import write_parquet
+from penstock.convert.source import TokenSource
+from penstock.errors import StoreError
+
+FORMATS = ("megatron", "nanogpt", "llmc", "mds", "litdata", "datatrove", "parquet")
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    """A corpus of a few kilobytes has several shards."""
+    monkeypatch.setattr(write_llmc, "__defaults__", (1_000,))
+    monkeypatch.setattr(write_mds, "__defaults__", (3_000,))
+    monkeypatch.setattr(write_litdata, "__defaults__", (3_000,))
+    monkeypatch.setattr(write_parquet, "__defaults__", (3_000,))
+
+
+def read_mds(folder):
+    """Read each sample by the offsets of its shard, as the description of MDS says."""
+    index = json.loads((folder / "index.json").read_text())
+    for shard in index["shards"]:
+        data = (folder / shard["raw_data"]["basename"]).read_bytes()
+        assert len(data) == shard["raw_data"]["bytes"]
+        (count,) = np.frombuffer(data, "<u4", 1)
+        assert count == shard["samples"]
+        offsets = np.frombuffer(data, "<u4", count + 1, 4).tolist()
+        assert json.loads(data[4 + 4 * (count + 1) : offsets[0]])["column_names"] == ["tokens"]
+        dtype = shard["column_encodings"][0].partition(":")[2]
+        for start, stop in pairwise(offsets):
+            (size,) = np.frombuffer(data, "<u4", 1, start)
+            assert size == stop - start - 4
+            width = 1 << (data[start + 4] & 3)
+            assert data[start + 4] >> 2 == 1
+            begin = start + 5 + width
+            length = int.from_bytes(data[start + 5 : begin], "little")
+            yield np.frombuffer(data, dtype, length, begin).tolist()
+            assert begin + length * np.dtype(dtype).itemsize == stop
+
+
+def read_litdata(folder):
+    """Read each item by the offsets of its chunk, as LitData's writer describes it."""
+    index = json.loads((folder / "index.json").read_text())
+    assert index["config"]["data_format"] == ["no_header_tensor:16"]
+    for chunk in index["chunks"]:
+        data = (folder / chunk["filename"]).read_bytes()
+        count, *offsets = np.frombuffer(data, "<u4", chunk["chunk_size"] + 2).tolist()
+        assert (count, len(data), offsets[-1]) == (
+            len(offsets) - 1,
+            chunk["chunk_bytes"],
+            len(data),
+        )
+        assert len(data) - offsets[0] == 4 * chunk["dim"]
+        for start, stop in pairwise(offsets):
+            yield np.frombuffer(data[start:stop], "<i4").tolist()
+
+
+def read_back(folder, to, vocab_size):
+    """Return the documents of an export; a format without documents has one."""
+    if to == "mds":
+        return list(read_mds(folder))
+    if to == "litdata":
+        return list(read_litdata(folder))
+    if to == "parquet":
+        return pq.read_table(folder / "train.parquet")["input_ids"].to_pylist()
+    if to in ("nanogpt", "llmc"):
+        named = {"format": "nanogpt"} if to == "nanogpt" else {}
+        opened = [
+            ps.open_tokens(each, vocab_size=vocab_size, **named)
+            for each in sorted(folder.glob("*.bin"))
+        ]
+        return [[id for each in opened for id in each.part_ids(0).tolist()]]
+    path = folder / {"megatron": "train", "datatrove": "train.ds"}[to]
+    return [each.tolist() for each in ps.open_tokens(path, vocab_size=vocab_size)]
+
+
+def whole_documents(store):
+    """Return the documents of a store; one that is stored in pieces is one."""
+    found, begun = [], []
+    for number in range(len(store)):
+        begun += store.document(number).tolist()
+        if store.edges(number)[1]:
+            found.append(begun)
+            begun = []
+    return found
+
+
+def check_export(source, folder, to, documents):
+    files = ps.export_tokens(source, folder, to=to)
+
+    if to in ("nanogpt", "llmc"):
+        documents = [[id for each in documents for id in each]]
+    assert read_back(folder, to, source.vocab_size) == documents
+    assert all(path.is_file() for path in files)
+    return files
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_an_export_of_a_store_of_several_parts_has_its_tokens_and_documents(to, store, tmp_path):
+    files = check_export(store, tmp_path / "out", to, whole_documents(store))
+
+    assert len(files) > 2 or to not in ("llmc", "mds", "litdata")
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_document_in_pieces_is_exported_as_one(to, one_document, tmp_path):
+    check_export(one_document, tmp_path / "out", to, whole_documents(one_document))
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_empty_documents_of_token_files_are_kept_where_the_format_has_them(
+    to, write_files, tmp_path
+):
+    documents = [[], [1, 2, 3], [], [], list(range(300)), [7], []]
+
+    # MDSWriter refuses to write them.
+    kept = [each for each in documents if each] if to == "mds" else documents
+    check_export(write_files(documents, vocab_size=300), tmp_path / "out", to, kept)
+
+
+@pytest.mark.parametrize("to", [to for to in FORMATS if to != "nanogpt"])
+def test_ids_beyond_uint16_are_exported(to, write_files, tmp_path):
+    documents = [[70_000, 1], [65_536] * 70_000]
+
+    check_export(
+        write_files(documents, wide=True, vocab_size=70_001), tmp_path / "out", to, documents
+    )
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_the_same_source_gives_the_same_bytes(to, store, tmp_path):
+    for name in ("one", "two"):
+        ps.export_tokens(store, tmp_path / name, to=to)
+    one, two = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        for name in ("one", "two")
+    )
+
+    assert one == two
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_both_sides_of_a_split_are_exported(to, tmp_path):
+    texts = ps.Texts([f"text {number}" for number in range(60)])
+    ps.build(texts, tmp_path / "store", tokenizer="bytes", split="hash:0.3")
+    files = ps.export_tokens(tmp_path / "store", tmp_path / "out", to=to)
+
+    names = {str(path.relative_to(tmp_path / "out")) for path in files}
+    assert any("train" in name for name in names)
+    assert any("val" in name for name in names)
+    if to == "mds":
+        sides = ps.TokenStore(tmp_path / "store" / "val")
+        assert [*read_mds(tmp_path / "out" / "val")] == [each.tolist() for each in sides]
+
+
+def test_nanogpt_holds_no_ids_beyond_uint16(write_files, tmp_path):
+    files = write_files([[70_000]], wide=True, vocab_size=70_001)
+
+    with pytest.raises(StoreError, match="vocabulary of 70,001 ids, and nanoGPT's"):
+        ps.export_tokens(files, tmp_path / "out", to="nanogpt")
+    unknown = write_files([[70_000]], wide=True)
+    with pytest.raises(StoreError, match="the token id 70,000, which does not fit the uint16"):
+        ps.export_tokens(unknown, tmp_path / "out", to="nanogpt")
+    assert not [*tmp_path.glob(".*")]  # nothing is left behind
+
+
+def test_ids_beyond_the_vocabulary_are_refused(tmp_path):
+    ids = np.zeros(1_000_000, np.uint16)
+    ids[100_000] = 60_000  # between two of the blocks that are checked when it is opened
+
+    with pytest.raises(StoreError, match="the token id 60,000, but the vocabulary has 50,257"):
+        ps.export_tokens(ps.open_tokens(ids, vocab_size=50_257), tmp_path / "out", to="megatron")
+
+
+def test_a_loss_mask_is_kept_or_refused(chats, tmp_path):
+    for to in ("datatrove", "parquet"):
+        ps.export_tokens(chats, tmp_path / to, to=to)
+    opened = ps.open_tokens(tmp_path / "datatrove" / "train.ds")
+    mask = chats.part_array(0, "loss")
+    rows = pq.read_table(tmp_path / "parquet" / "train.parquet")["loss_mask"].to_pylist()
+
+    assert opened.part_loss(0).tolist() == mask.tolist() == [bit for row in rows for bit in row]
+    assert 0 < mask.sum() < len(mask)
+    for to in ("megatron", "nanogpt", "llmc", "mds", "litdata"):
+        with pytest.raises(StoreError, match="has a loss mask, and files of the format"):
+            ps.export_tokens(chats, tmp_path / to, to=to)
+        assert ps.export_tokens(chats, tmp_path / to, to=to, drop_loss_mask=True)
+
+
+def test_token_files_without_documents_are_one_document(tmp_path):
+    np.arange(500, dtype="<u2").tofile(tmp_path / "train.bin")
+    files = ps.open_tokens(tmp_path / "train.bin", format="nanogpt", vocab_size=500)
+
+    check_export(files, tmp_path / "out", "megatron", [list(range(500))])
+
+
+def test_nothing_is_exported_without_tokens(tmp_path):
+    empty = ps.open_tokens(np.zeros(0, np.uint16))
+
+    with pytest.raises(StoreError, match="holds no tokens, so there is nothing to export"):
+        ps.export_tokens(empty, tmp_path / "out", to="mds")
+
+
+def test_an_export_is_replaced_only_if_asked(store, tmp_path):
+    out = tmp_path / "out"
+    ps.export_tokens(store, out, to="mds")
+
+    with pytest.raises(StoreError, match="holds an export already"):
+        ps.export_tokens(store, out, to="megatron")
+    ps.export_tokens(store, out, to="megatron", overwrite=True)
+    names = sorted(path.name for path in out.iterdir())
+    assert names == [".penstock-export.json", "train.bin", "train.idx"]
+
+
+def test_other_files_are_never_replaced(store, tmp_path):
+    out = tmp_path / "out"
+    ps.export_tokens(store, out, to="nanogpt")
+    (out / "notes.txt").write_text("mine")
+    opened = ps.open_tokens(out / "train.bin", format="nanogpt", vocab_size=257)
+
+    with pytest.raises(StoreError, match=r"holds more than an export: notes\.txt"):
+        ps.export_tokens(store, out, to="nanogpt", overwrite=True)
+    with pytest.raises(StoreError, match="the directory to write"):
+        ps.export_tokens(opened, out, to="megatron", overwrite=True)
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_an_unknown_format_is_refused(store, tmp_path):
+    with pytest.raises(StoreError, match=r"to='zip' \(--to\) is not one of megatron, nanogpt"):
+        ps.export_tokens(store, tmp_path / "out", to="zip")
+
+
+def test_documents_that_a_format_cannot_count_are_refused(tmp_path):
+    """The lengths are checked before anything is written, so a sparse file is enough."""
+    path = tmp_path / "x.bin"
+    with path.open("wb") as stream:
+        stream.truncate(2 * 2**31)
+    files = ps.open_tokens(path, format="nanogpt", vocab_size=10)
+
+    for to, most in (("megatron", "2,147,483,647"), ("mds", "4 GiB"), ("litdata", "4 GiB")):
+        with pytest.raises(StoreError, match=f"a document of 2,147,483,648 tokens, and .*{most}"):
+            ps.export_tokens(files, tmp_path / "out", to=to)
+
+
+def test_groups_of_documents_fit_and_cover_all(write_files):
+    """Compared with a loop over the documents."""
+    generator = np.random.default_rng(0)
+    for _ in range(30):
+        lengths = generator.integers(0, 50, generator.integers(1, 40)).tolist()
+        source = TokenSource(write_files([[1] * length for length in lengths]))
+        room = int(generator.integers(10, 200))
+        expected, used, end = [[]], 0, 0
+        for length in lengths:
+            cost = 2 * length + 3
+            if expected[-1] and used + cost > room:
+                expected.append([])
+                used = 0
+            used, end = used + cost, end + length
+            expected[-1].append(end)
+
+        assert [ends.tolist() for ends in source.groups(room, 2, 3)] == expected
+
+
+def test_a_full_disk_leaves_nothing_behind(store, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="No room to write"):
+            ps.export_tokens(store, tmp_path / "out", to="megatron")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert not [*tmp_path.glob(".out*")]
+    assert not [*(tmp_path / "out").iterdir()]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("to", ["mds", "megatron"])
+def test_a_killed_export_leaves_all_files_or_none(to, every, store, tmp_path, killed, sums):
+    """And the same call then writes all of them."""
+    clean, out = tmp_path / "clean", tmp_path / "out"
+    ps.export_tokens(store, clean, to="nanogpt")
+    old = sums(clean)
+    ps.export_tokens(store, clean, to=to, overwrite=True)
+    for point in count(1, every):
+        shutil.rmtree(out, ignore_errors=True)
+        ps.export_tokens(store, out, to="nanogpt")
+        if not killed(lambda: ps.export_tokens(store, out, to=to, overwrite=True), point):
+            break
+        found = sums(out) if out.exists() else {}
+        # Only while its files are deleted, the old export is incomplete; then the new one is
+        # complete beside it.
+        beside = tmp_path / ".out.export"
+        is_deleting = found.items() < old.items() and sums(beside) == sums(clean)
+        assert found in (old, sums(clean)) or is_deleting, point
+        ps.export_tokens(store, out, to=to, overwrite=True)
+        assert sums(out) == sums(clean)
+        assert not [*tmp_path.glob(".out.*")]
+    assert point > 8
+
+
+def test_progress_counts_tokens(store, tmp_path):
+    seen = []
+    ps.export_tokens(store, tmp_path / "out", to="mds", progress=lambda *now: seen.append(now))
+
+    assert seen == sorted(seen)
+    assert seen[-1] == (store.num_tokens, store.num_tokens)
+
+
+def test_the_command_exports_stores_and_token_files(store, tmp_path):
+    def run(*words):
+        return CliRunner().invoke(app, ["export", *map(str, words)])
+
+    done = run(store.path, "--to", "nanogpt", "-o", tmp_path / "a")
+    assert f"{tmp_path / 'a'} holds 1 file of the format nanogpt" in done.stdout
+    words = (tmp_path / "a" / "train.bin", "--to", "llmc", "-o", tmp_path / "b", "--json")
+    done = run(*words, "--format", "nanogpt", "--vocab-size", 257)
+    files = json.loads(done.stdout)["files"]
+    opened = [ps.open_tokens(each, vocab_size=257) for each in files]
+
+    assert sum(each.num_tokens for each in opened) == store.num_tokens
+    assert run(*words).exit_code == 1  # not without its format
+    assert run(store.path, "--to", "nanogpt", "-o", tmp_path / "a").exit_code == 1
+
+
+@pytest.mark.parametrize("to", ["mds", "litdata", "parquet"])
+@pytest.mark.parametrize("name", ["store", "one_document"])
+def test_exports_are_opened_and_imported_again(name, to, tmp_path, request):
+    source, folder = request.getfixturevalue(name), tmp_path / "out"
+    ps.export_tokens(source, folder, to=to)
+    path = folder / "train.parquet" if to == "parquet" else folder
+    opened = ps.open_tokens(path, tokenizer="bytes")
+    imported = ps.import_tokens(opened, tmp_path / "imported")
+
+    assert [each.tolist() for each in opened] == whole_documents(source)
+    assert whole_documents(ps.verify(imported.path)) == whole_documents(source)
+
+
+def test_the_loss_mask_of_parquet_is_opened_and_imported_again(chats, tmp_path):
+    ps.export_tokens(chats, tmp_path / "out", to="parquet")
+    opened = ps.open_tokens(tmp_path / "out" / "train.parquet", vocab_size=chats.vocab_size)
+    imported = ps.import_tokens(opened, tmp_path / "imported")
+
+    mask = chats.part_array(0, "loss").tolist()
+    assert opened.part_loss(0).tolist() == imported.part_array(0, "loss").tolist() == mask
+
+
+def test_empty_documents_of_litdata_are_opened_again(write_files, tmp_path):
+    documents = [[], [1, 2, 3], [], list(range(300)), []]
+    ps.export_tokens(write_files(documents, vocab_size=300), tmp_path / "out", to="litdata")
+
+    assert [each.tolist() for each in ps.open_tokens(tmp_path / "out", vocab_size=300)] == documents
