@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 import penstock as ps
@@ -16,7 +15,6 @@ from penstock.cli.app import app
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_h100_local.py"
 
 
-pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 WORDS = ("--train_file", "t.txt", "--val_file", "v.txt", "--max_length", "16", "--batch_size", "2")
 
 

@@ -64,9 +64,13 @@ def test_transformers_computes_the_same_logits(model, tokens):
         assert torch.equal(back(tokens), found)
 
 
-@pytest.mark.parametrize("options", [{"positions": "rotary"}, {"activation": "relu2"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"positions": "rotary"}, {"activation": "relu2"}, {"norm": "rms"}, {"bias": False}],
+    ids=str,
+)
 def test_what_gpt2_does_not_have_is_refused(options):
-    (spelled,) = (f"{name}='{value}'" for name, value in options.items())
+    (spelled,) = (f"{name}={value!r}" for name, value in options.items())
 
     with pytest.raises(PlanError, match=f"GPT-2 has no {spelled}"):
         to_gpt2(GPT(replace(SHAPE, **options)))

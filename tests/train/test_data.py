@@ -148,6 +148,23 @@ def test_a_file_of_llmc_is_trained_on_without_its_header(tmp_path):
     assert rows.stream.tokens(0, 3).tolist() == [0, 1, 2]
 
 
+def test_a_dataset_of_ids_is_trained_on_in_place_and_one_with_text_is_built(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    ids = [list(range(each, each + 40)) for each in range(20)]
+    parquet.write_table(pa.table({"input_ids": ids}), tmp_path / "ids.parquet")
+    made = job(tmp_path / "ids.parquet", tmp_path, data__val=str(tmp_path / "ids.parquet"))
+
+    (rows,) = made.plan.sources.values()
+    assert rows.stream.tokens(0, 41).tolist() == [*range(40), 1]
+    assert train(made, device="cpu").progress.step == 3
+    both = pa.table({"input_ids": ids, "text": ["some words of a text"] * 20})
+    parquet.write_table(both, tmp_path / "both.parquet")
+    made = job(tmp_path / "both.parquet", tmp_path, output=str(tmp_path / "other"))
+    (rows,) = made.plan.sources.values()
+    assert isinstance(rows.stream.members[0], ps.TokenStore)
+
+
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory):
     """A store most of which is not trained on: long questions, short answers."""

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 
@@ -11,7 +12,7 @@ import torch
 from penstock.errors import MissingExtraError, TrainError
 from penstock.train import GPT, Display, RunProgress, RunReport
 from penstock.train.command import generate
-from penstock.train.display import draw_curve, report_line
+from penstock.train.display import draw_curve, report_line, write_curve
 from penstock.train.metrics import Metrics, peak_flops, peak_memory, read_metrics
 
 
@@ -23,9 +24,12 @@ def metrics(num_steps=2_000):
 
 
 def points(picture, name):
+    """The points of a line of the picture, by the name of its series."""
     tree = ElementTree.fromstring(picture)
-    (line,) = [each for each in tree.iter() if each.get("id") == name]
-    return [tuple(map(float, each.split(","))) for each in line.get("points").split()]
+    lines = [each for each in tree.iter() if each.get("class") == f"series-{name}"]
+    paths = [each for line in lines for each in line if each.get("d", "").startswith("M")]
+    pairs = re.findall(r"[ML] (\S+) (\S+)", paths[0].get("d")) if paths else []
+    return [(float(x), float(y)) for x, y in pairs]
 
 
 def test_the_picture_shows_both_losses_going_down():
@@ -37,10 +41,28 @@ def test_the_picture_shows_both_losses_going_down():
     for line in (train, val):
         assert [x for x, _ in line] == sorted(x for x, _ in line)
         assert [y for _, y in line] == sorted(y for _, y in line)  # down is more in pictures
-        assert all(56 <= x <= 704 and 40 <= y <= 356 for x, y in line)
+        assert all(0 <= x <= 720 and 0 <= y <= 400 for x, y in line)
     assert "a &lt;b&gt; &amp; c" in picture
     assert "target 8.7" in picture
     assert "lowest 8.5000" in picture
+
+
+def test_the_picture_shows_the_time_that_steps_waited_for_data():
+    waited = [{**each, "waited": 0.002} for each in metrics(20)]
+
+    assert "ms waited" in draw_curve(waited)
+    assert "ms waited" not in draw_curve(metrics(20))
+
+
+def test_a_run_without_matplotlib_has_no_picture_and_says_how_to_get_it(tmp_path, monkeypatch):
+    logged = []
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    write_curve(tmp_path / "curve.svg", metrics(), title="a", target=None, log=logged.append)
+
+    assert not (tmp_path / "curve.svg").exists()
+    (line,) = logged
+    assert line.startswith("curve.svg was not written. Charts need matplotlib")
+    assert 'pip install "penstock[report]"' in line
 
 
 def test_a_run_of_nothing_and_losses_that_are_no_numbers_are_drawn_too():

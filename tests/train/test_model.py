@@ -10,7 +10,14 @@ from penstock.errors import PlanError
 from penstock.train import GPT, SIZES, ModelConfig, model_config
 
 PLAIN = ModelConfig(layers=2, heads=2, width=32, length=64, vocab_size=257)
-OPTIONS = [{}, {"positions": "rotary"}, {"qk_norm": True}, {"activation": "relu2"}]
+OPTIONS = [
+    {},
+    {"positions": "rotary"},
+    {"qk_norm": True},
+    {"activation": "relu2"},
+    {"norm": "rms", "bias": False},
+    {"tied": False},
+]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +68,8 @@ def test_the_loss_is_the_sum_over_targets_that_count(tokens, options):
         hidden = {}
         model.norm.register_forward_hook(lambda *each: hidden.update(out=each[2]))
         model(tokens)
-        chances = (hidden["out"] @ model.token_embedding.weight.T).log_softmax(-1)
+        head = model.token_embedding.weight if model.head is None else model.head
+        chances = (hidden["out"] @ head.T).log_softmax(-1)
 
     picked = [
         -chances[row, place, targets[row, place]]

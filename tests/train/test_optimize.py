@@ -7,6 +7,7 @@ import torch
 
 from penstock.errors import PlanError
 from penstock.train import GPT, ModelConfig, OptimizationConfig, Optimizers
+from penstock.train.optimize import Muon
 
 
 def test_the_rate_rises_then_falls_to_its_floor():
@@ -33,8 +34,6 @@ def model():
 
 
 def test_muon_moves_the_matrices_of_layers_and_adamw_the_rest(model):
-    if not hasattr(torch.optim, "Muon"):
-        pytest.skip("this torch has no Muon")
     adamw, muon = Optimizers(model, OptimizationConfig(optimizer="muon")).all
     names = {id(weight): name for name, weight in model.named_parameters()}
 
@@ -46,6 +45,40 @@ def test_muon_moves_the_matrices_of_layers_and_adamw_the_rest(model):
     }
     rest = {names[id(each)] for group in adamw.param_groups for each in group["params"]}
     assert rest == set(names.values()) - moved
+
+
+def test_muon_makes_updates_whose_singular_values_are_near_1():
+    torch.manual_seed(1)
+    shapes = [(96, 32), (32, 32), (128, 32), (32, 128), (32, 32)]
+    weights = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    for weight in weights:
+        weight.grad = torch.randn(weight.shape)
+    Muon(weights, 1.0, 0.0).step()
+
+    qkv, *others = [weight.detach() for weight in weights]
+    others[1] /= 2  # a matrix that is four times as high as wide has steps of twice the size
+    for update in (*qkv.chunk(3), *others):
+        values = torch.linalg.svdvals(update)
+        assert 0.6 < values.median() < values.max() < 1.4
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_muon_does_the_steps_of_torch():
+    torch.manual_seed(2)
+    shapes = [(32, 32), (128, 32), (32, 128), (32, 32)]
+    ours = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    theirs = [torch.nn.Parameter(weight.detach().clone()) for weight in ours]
+    optimizers = Muon(ours, 0.1, 0.3), torch.optim.Muon(theirs, lr=0.1, weight_decay=0.3)
+    for _ in range(3):
+        for one, two in zip(ours, theirs, strict=True):
+            one.grad = torch.randn(one.shape)
+            two.grad = one.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    for one, two in zip(ours, theirs, strict=True):
+        # torch computes in bfloat16 on a CPU too.
+        assert torch.allclose(one, two, atol=0.02)
 
 
 def test_norms_and_biases_do_not_decay(model):
@@ -61,8 +94,6 @@ def test_norms_and_biases_do_not_decay(model):
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_optimizers_go_on_exactly_from_their_state(model, kind):
-    if kind == "muon" and not hasattr(torch.optim, "Muon"):
-        pytest.skip("this torch has no Muon")
     settings = OptimizationConfig(optimizer=kind)
     tokens = torch.randint(64, (2, 16))
 

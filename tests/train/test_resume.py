@@ -86,7 +86,6 @@ def test_a_picture_that_a_kill_left_out_is_drawn_the_next_time(job):
     assert curve.read_bytes() == drawn
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 @pytest.mark.parametrize("order", [("adamw", "muon"), ("muon", "adamw")])
 def test_another_optimizer_is_refused(job, order):
     first, second = (OptimizationConfig(optimizer=name, warmup_steps=2) for name in order)

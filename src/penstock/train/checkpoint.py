@@ -244,7 +244,9 @@ def gpt2_config(config: ModelConfig) -> dict[str, int | float | None]:
     Raises:
         PlanError: the model has an option that GPT-2 does not have.
     """
-    gpt2 = {"positions": "learned", "qk_norm": False, "activation": "gelu"}
+    plain = ModelConfig()
+    names = ("positions", "qk_norm", "activation", "norm", "bias", "tied")
+    gpt2 = {name: asdict(plain)[name] for name in names}
     settings = asdict(config)
     changed = [f"{name}={settings[name]!r}" for name in gpt2 if settings[name] != gpt2[name]]
     if changed:

@@ -25,18 +25,20 @@ from penstock.errors import (
     TokenizerError,
     TrainError,
 )
+from penstock.formats.open import is_token_file
 from penstock.paths import expand_user, is_remote, redacted
 from penstock.recipe import Recipe, Tables, parse_recipe, read_recipe, set_value
 from penstock.remote.address import store_path
 from penstock.store.files import write_file
 from penstock.store.reader import TokenStore
 from penstock.train.config import TrainingJob
-from penstock.train.data import TOKEN_FILES, open_data, store_sides, stores_of, vocab_size_of
+from penstock.train.data import TOKEN_FILES, open_data, store_sides
 from penstock.train.distributed import select_device
 from penstock.train.metrics import Log, RunResult
 from penstock.train.model import GPT
 from penstock.train.record import recipe_tables
 from penstock.train.run import train
+from penstock.train.vocabulary import stores_of, vocab_size_of
 
 _FLAGS = {
     "train_file": "data.train",
@@ -157,7 +159,7 @@ def _naming_settings(recipe: Recipe, table: str) -> Iterator[None]:
 def open_job(recipe: Recipe, log: Log) -> TrainingJob:
     """Open the stores of a recipe and return the job; if the data is text, build them first."""
     with _naming_settings(recipe, "data"):
-        plan, val = open_data(recipe.data, recipe.output, log=log)
+        plan, val = open_data(recipe.data, recipe.output, log=log, ledger=recipe.ledger)
     return TrainingJob(
         plan=plan,
         val=val,
@@ -166,6 +168,7 @@ def open_job(recipe: Recipe, log: Log) -> TrainingJob:
         optimization=recipe.optimization,
         output=recipe.output,
         recipe=recipe_tables(recipe),
+        ledger=recipe.ledger,
     )
 
 
@@ -276,7 +279,8 @@ def _guess_recipe(source: str, device: str | None) -> Tables:
             )
         return {**settings, "output": f"runs/{url.name}"}
     path = expand_user(source)
-    is_pattern = glob.has_magic(source) and not path.exists() and path.suffix not in TOKEN_FILES
+    is_pattern = glob.has_magic(source) and not path.exists()
+    is_pattern = is_pattern and (path.suffix not in TOKEN_FILES or is_token_file(path))
     if not is_pattern and not path.exists():
         raise MissingInputError(f"{path} does not exist (working directory: {Path.cwd()}).")
     guesses: Tables = {}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.errors import PlanError
+from penstock.ledger import LedgerLine
 from penstock.loader.run import AnyPlan
 from penstock.rows.protocol import Rows
 
@@ -41,6 +42,15 @@ class ModelConfig:
     qk_norm: bool = False
     """Whether queries and keys are normalised, which allows higher learning rates."""
     activation: Literal["gelu", "relu2"] = "gelu"
+    norm: Literal["layer", "rms"] = "layer"
+    """"rms" is a norm without mean and without weights."""
+    bias: bool = True
+    """Whether the linear layers have biases."""
+    tied: bool = True
+    """Whether the output layer has the weights of the embedding."""
+    zero_init: bool = False
+    """Whether the layers that add to the residual stream, and an output layer that is not tied,
+    begin with weights of 0."""
 
     def __post_init__(self) -> None:
         if min(self.layers, self.heads, self.width, self.length, self.vocab_size) < 1:
@@ -204,3 +214,5 @@ class TrainingJob:
     """The directory for checkpoints, metrics and the loss curve."""
     recipe: dict[str, Any] | None = None
     """The tables of the recipe, which are written to run.json."""
+    ledger: tuple[LedgerLine, ...] = ()
+    """The amendments of the plan, which are written to ledger.jsonl."""

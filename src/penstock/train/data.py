@@ -11,7 +11,7 @@ many fit on a device nor on the number of devices.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ from torch import Tensor
 
 from penstock.cli.progress import build_lines
 from penstock.errors import PlanError, SourceError, StoreBusyError, StoreError
-from penstock.formats.member import Member
-from penstock.formats.open import recognised
-from penstock.formats.token_files import TokenFiles
+from penstock.formats.open import is_token_file, recognised
+from penstock.formats.tables import holds_text
+from penstock.ledger import AddedStore, LedgerLine, amended
 from penstock.loader.fingerprints import RowReader
 from penstock.loader.loader import Loader
 from penstock.loader.run import AnyPlan
@@ -46,23 +46,30 @@ from penstock.train.distributed import World
 
 _POLL_SECONDS = 0.2
 _LEAST_TOKENS = 2  # of a row: an input and its target
-_GPT2_VOCAB = 50_257
-# The ids of a bare token file (without a manifest) that are checked, which takes 0.1 seconds.
-_CHECKED_IDS = 1 << 24
 _OTHER_TEXT = "That store belongs to this output. For other text or settings, use another one (-o)."
 TOKEN_FILES = (".npy", ".bin", ".idx", ".ds")
 _FIELDS = ("inputs", "targets", "position_ids", "document_ids")
 
 
 def open_data(
-    config: DataConfig, output: Path, *, log: Callable[[str], None]
+    config: DataConfig,
+    output: Path,
+    *,
+    log: Callable[[str], None],
+    ledger: Sequence[LedgerLine] = (),
 ) -> tuple[AnyPlan, Rows | None]:
     """The plan to train on and the rows to validate on; text is built into stores first.
 
-    The stores go into `output`. A later run with the same text and settings finds them there.
+    The stores go into `output`. A later run with the same text and settings finds them there. The
+    plan has the amendments of `ledger`.
     """
     opener = _Opener(config, output, log)
     if config.stream and config.train is not None:
+        if ledger:
+            raise PlanError(
+                "A store that is still being built cannot be amended. When it is finished, set "
+                'stream=false and shuffle="part" in the recipe; the rows stay the same.'
+            )
         streamed = StreamedPlan(opener.streamed(config.train), seed=config.seed)
         return streamed, opener.val_rows(opener.val_path(None))
     held_out: StorePath | None = None
@@ -82,7 +89,7 @@ def open_data(
         name: each.weight for name, each in config.sources.items() if each.weight is not None
     }
     plan = Plan(sources, weights=weights or None, seed=config.seed, shuffle=config.shuffle)
-    return plan, opener.val_rows(held_out)
+    return amended(plan, ledger, opener.added), opener.val_rows(held_out)
 
 
 def store_sides(path: StorePath) -> tuple[StorePath, StorePath | None] | None:
@@ -91,6 +98,10 @@ def store_sides(path: StorePath) -> tuple[StorePath, StorePath | None] | None:
     A store that is not split has no validation side (None). Without a store, the result is None.
     """
     if Path(path.name).suffix in TOKEN_FILES or has_file(path, FILE_NAME):
+        return path, None
+    # Token files of another tool. A table that has both text and ids is built into a store, as it
+    # was before ids were read.
+    if isinstance(path, Path) and is_token_file(path) and not holds_text(path):
         return path, None
     return (path / "train", path / "val") if has_file(path / "train", FILE_NAME) else None
 
@@ -197,6 +208,17 @@ class _Opener:
             error.add_note(f"In {path}. Set the length of rows with data.length or --max_length.")
             raise
 
+    def added(self, source: AddedStore) -> Rows:
+        """The rows of a source that an amendment adds, which must be a store."""
+        sides = store_sides(store_path(source.train))
+        if sides is None:
+            raise PlanError(
+                f"{store_path(source.train)}, which an amendment adds, is not a store. Build one "
+                "first, with penstock build."
+            )
+        kind: RowKind = "packs" if (source.rows or self._config.rows) == "packs" else "windows"
+        return self.rows(sides[0], kind)
+
     def val_path(self, held_out: StorePath | None) -> StorePath | None:
         """The store to validate on: that of `val`, or else the held-out side."""
         if self._config.val is None:
@@ -209,7 +231,7 @@ class _Opener:
         config = self._config
         if held_out is None:
             return None
-        if isinstance(held_out, Path) and not held_out.is_dir():
+        if isinstance(held_out, Path) and not has_file(held_out, FILE_NAME):
             return self.rows(held_out, config.rows)
         store = self._opened.get(held_out) or TokenStore(held_out)
         num_tokens = store.num_tokens
@@ -220,6 +242,13 @@ class _Opener:
         if config.rows == "windows" and num_tokens <= config.length:
             return self.rows(held_out, config.rows, tail="pad")
         return self.rows(held_out, config.rows)
+
+
+def open_added(
+    config: DataConfig, output: Path, source: AddedStore, log: Callable[[str], None]
+) -> Rows:
+    """The rows of a store that an amendment adds to the data of a recipe."""
+    return _Opener(config, output, log).added(source)
 
 
 def step_rows(config: TrainingConfig, rows: int, world: World) -> int:
@@ -289,56 +318,3 @@ def microbatches(batch: dict[str, Tensor], rows: int) -> Iterator[list[Tensor | 
         # compile the model again for other strides, so the slice is made contiguous.
         piece = slice(start, start + rows)
         yield [None if each is None else each[piece].contiguous() for each in fields]
-
-
-def stores_of(rows: Rows) -> tuple[Member, ...]:
-    """The stores and token files that rows are read from; none for rows of another kind."""
-    return () if rows.stream is None else rows.stream.members
-
-
-def vocab_size_of(plan: AnyPlan) -> int:
-    """The largest vocabulary of the plan's tokenizers; GPT-2's if only bare files are read."""
-    members = [each for rows in plan.sources.values() for each in stores_of(rows)]
-    sizes = [_vocab_size(each) for each in members if isinstance(each, TokenStore)]
-    return max(sizes, default=_GPT2_VOCAB)
-
-
-def _vocab_size(member: Member) -> int:
-    """The vocabulary size that is recorded or given; else one more than the largest id."""
-    if isinstance(member, TokenStore | TokenFiles) and member.vocab_size is not None:
-        return member.vocab_size
-    # An unsigned dtype cannot be negative, but a .npy file may be of int32 or int64.
-    ids = member.part_ids(0)[:_CHECKED_IDS]
-    if ids.min(initial=0) < 0:
-        raise PlanError(
-            f"{member.path} has the negative token id {ids.min()}, which no model can embed."
-        )
-    return int(ids.max(initial=0)) + 1
-
-
-def check_vocabulary(job: TrainingJob) -> None:
-    """Refuse token ids that the model does not have, or that mean other text in validation.
-
-    A store records its tokenizer. A bare token file does not, so its first ids are read: an id
-    past the vocabulary would end a run with an IndexError, or crash the CUDA context.
-
-    Raises:
-        PlanError: names the file or the store.
-    """
-    vocab_size = job.model.vocab_size
-    sources = job.plan.sources
-    for rows in [*sources.values(), *([] if job.val is None else [job.val])]:
-        for member in stores_of(rows):
-            size = _vocab_size(member)
-            if size > vocab_size:
-                raise PlanError(
-                    f"{member.path} has token ids up to {size - 1:,}, but the vocabulary of the "
-                    f"model has {vocab_size:,}. Set model.vocab_size to {size} or more."
-                )
-    digests = {rows.tokenizer_digest for rows in sources.values()} - {None}
-    val_digest = None if job.val is None else job.val.tokenizer_digest
-    if digests and val_digest is not None and val_digest not in digests:
-        raise PlanError(
-            f"The validation data has another tokenizer (digest {val_digest[:8]}) than the "
-            "training data, so the same id means other text. Build both with one tokenizer."
-        )

@@ -5,31 +5,34 @@
     6 ┤╲                      curve.svg: the training loss, smoothed
       │ ╲__ •                 the validation loss, with dots
     5 ┤    ‾‾──•────•         a dashed line at the target
+      ├──────────────
+   ms │▁▂▁▁▁▁▁▁▁▁▁▁▁▁         the time that steps waited for data
       └──────────────►  step
 
-In a terminal, the line is redrawn in place. Otherwise a line is printed every ten seconds. The
-curve is SVG text, so that no plotting library is needed.
+In a terminal, the line is redrawn in place. Otherwise a line is printed every ten seconds.
 """
 
 import math
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from html import escape
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import TYPE_CHECKING, TextIO
 
+from penstock.charts import LINE, draw, series
 from penstock.cli.terminal import visible
 from penstock.cli.units import duration_text
+from penstock.errors import MissingExtraError
 from penstock.loader.run import AnyPlan
 from penstock.store.files import write_file
-from penstock.train.metrics import Line, RunProgress, RunReport
+from penstock.train.metrics import Line, Log, RunProgress, RunReport
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _PRINT_SECONDS = 10.0  # between lines, without a terminal
 _DRAW_SECONDS = 0.2
-_WIDTH, _HEIGHT = 720, 400
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 16, 40, 44
 _MAX_POINTS = 600
 _NAMED_DOCUMENTS = 4
 Point = tuple[float, float]
@@ -100,71 +103,83 @@ def report_line(report: RunReport) -> str:
     return "  ".join(parts)
 
 
-def write_curve(path: Path, metrics: Iterable[Line], *, title: str, target: float | None) -> None:
-    """Write what `draw_curve` returns to a file."""
-    write_file(path, [draw_curve(metrics, title=title, target=target).encode()])
+def write_curve(
+    path: Path, metrics: Iterable[Line], *, title: str, target: float | None, log: Log
+) -> None:
+    """Write what `draw_curve` returns to a file; without matplotlib, log that there is none."""
+    try:
+        picture = draw_curve(metrics, title=title, target=target)
+    except MissingExtraError as error:  # the run is complete without a picture
+        log(f"{path.name} was not written. {error}")
+        return
+    write_file(path, [picture.encode()])
 
 
-def draw_curve(metrics: Iterable[Line], *, title: str = "loss", target: float | None = None) -> str:
-    """The loss curve as SVG.
+def draw_curve(
+    metrics: Iterable[Line],
+    *,
+    title: str = "loss",
+    target: float | None = None,
+    in_file: bool = True,
+) -> str:
+    """The loss curve as SVG, and below it the time that each step waited for data.
 
     Args:
         metrics: The lines of metrics.jsonl.
         title: The title above the curve.
         target: A loss to draw a dashed line at.
+        in_file: Whether the curve will be a file, and not a part of a page.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
     """
-    points: dict[str, list[Point]] = {"step": [], "val": []}
-    for each in metrics:
-        value = each.get("loss" if each["kind"] == "step" else "val_loss")
-        if each["kind"] in points and isinstance(value, float) and math.isfinite(value):
-            points[each["kind"]].append((each["step"], value))
-    train, val = _averaged(points["step"]), points["val"]
+    lines = list(metrics)
+    val = _points(lines, "val", "val_loss")
+    train, waited = (_averaged(_points(lines, "step", name)) for name in ("loss", "waited"))
+
+    def paint(axes: "Sequence[Axes]") -> None:
+        _paint_losses(axes[0], train, val, target)
+        if waited:
+            steps, seconds = zip(*waited, strict=True)
+            times = [1000 * each for each in seconds]
+            axes[1].fill_between(steps, times, color=series(2), lw=0, gid="series-waited")
+            axes[1].set_ylabel("ms waited")
+            axes[1].set_ylim(0, 1.1 * max([1.0, *times]))
+        axes[-1].set_xlabel("step")
+        axes[-1].xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+
+    size = (720, 400) if in_file else (420, 300)
+    heights = (3, 1) if waited else (1,)
+    return draw(paint, size=size, heights=heights, title=title, in_file=in_file)
+
+
+def _points(lines: Iterable[Line], kind: str, name: str) -> list[Point]:
+    """The finite values of a name in the lines of a kind, each with its step."""
+    return [
+        (each["step"], each[name])
+        for each in lines
+        if each["kind"] == kind and isinstance(each.get(name), float) and math.isfinite(each[name])
+    ]
+
+
+def _paint_losses(
+    plot: "Axes", train: Sequence[Point], val: Sequence[Point], target: float | None
+) -> None:
     lowest = f", lowest {min(y for _, y in val):.4f}" if val else ""
-    scale = _scale([*train, *val], target)
-    # XML allows neither control characters nor lone surrogates, and a path can contain both.
-    title = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in title)
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
-            'font-family="sans-serif" font-size="12" fill="#444">',
-            '<rect width="100%" height="100%" fill="white"/>',
-            f'<text x="{_LEFT}" y="22" font-size="15" fill="#222">{escape(title)}</text>',
-            _text(_WIDTH - _RIGHT, 22, f"validation{lowest}", fill="#c1440e"),
-            _text(_WIDTH - _RIGHT, 36, "train", fill="#7896b8"),
-            *_axes(scale),
-            *([] if target is None else _target_line(scale, target)),
-            _polyline(scale, train, "#9db7d5", "train"),
-            _polyline(scale, val, "#c1440e", "val"),
-            *(
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="#c1440e"/>'
-                for x, y in map(scale.to_pixels, val)
-            ),
-            "</svg>\n",
-        ]
-    )
-
-
-class _Scale(NamedTuple):
-    """Converts (step, loss) into coordinates of the picture."""
-
-    steps: float
-    low: float
-    high: float
-
-    def to_pixels(self, point: Point) -> Point:
-        across = _WIDTH - _LEFT - _RIGHT
-        down = _HEIGHT - _TOP - _BOTTOM
-        # y grows downwards in SVG, so the highest loss is at the top.
-        x = _LEFT + across * point[0] / self.steps
-        return x, _TOP + down * (self.high - point[1]) / (self.high - self.low)
-
-
-def _scale(points: Sequence[Point], target: float | None) -> _Scale:
-    """A scale that shows all points and the target, with a margin above and below."""
-    losses = [y for _, y in points] + ([] if target is None else [target])
-    low, high = min(losses, default=0.0), max(losses, default=1.0)
-    margin = 0.05 * (high - low) or 0.5  # a single point still needs a height
-    return _Scale(max((x for x, _ in points), default=1) or 1, low - margin, high + margin)
+    if train:
+        color, name = series(0), "series-train"
+        plot.plot(*zip(*train, strict=True), color=color, lw=1.2, label="training", gid=name)
+    if val:
+        color, name, label = series(1), "series-val", f"validation{lowest}"
+        # Each validation is a dot too, so that a single one can be seen.
+        dots = plot.plot(*zip(*val, strict=True), color=color, lw=1.5, label=label, gid=name)
+        dots[0].set(marker="o", markersize=3)
+    if target is not None:
+        plot.axhline(target, color=series(2), lw=1, ls="--", label=f"target {target:g}")
+    plot.grid(axis="y", color=LINE, lw=0.6)
+    plot.set_ylabel("loss")
+    if train or val or target is not None:
+        plot.legend(loc="upper right")
 
 
 def _averaged(points: Sequence[Point]) -> list[Point]:
@@ -173,51 +188,6 @@ def _averaged(points: Sequence[Point]) -> list[Point]:
     size = max(1, -(-len(points) // _MAX_POINTS))
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(group[-1][0], math.fsum(y for _, y in group) / len(group)) for group in groups]
-
-
-def _ticks(low: float, high: float, most: int = 8) -> list[float]:
-    """At most nine round numbers from `low` to `high`, for the labels of an axis.
-
-    >>> _ticks(0, 1000), _ticks(5.2, 6.3)
-    ([0.0, 200.0, 400.0, 600.0, 800.0, 1000.0], [5.2, 5.4, 5.6, 5.8, 6.0, 6.2])
-    """
-    # The smallest of 1, 2, 5 or 10 times a power of ten that gives at most `most` intervals.
-    size = 10.0 ** math.floor(math.log10((high - low) / most))
-    step = next(size * k for k in (1, 2, 5, 10) if (high - low) / (size * k) <= most)
-    # The tolerance keeps an end such as 5.2, which is 25.999… steps of 0.2 in floating point.
-    first = math.ceil(low / step - 1e-9)
-    count = math.floor(high / step + 1e-9) - first + 1
-    return [round((first + number) * step, 10) for number in range(count)]
-
-
-def _text(x: float, y: float, text: str, *, anchor: str = "end", fill: str = "#444") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{fill}">{text}</text>'
-
-
-def _axes(scale: _Scale) -> Iterator[str]:
-    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
-    for loss in _ticks(scale.low, scale.high):
-        y = scale.to_pixels((0, loss))[1]
-        yield f'<path d="M{_LEFT} {y:.1f}H{right}" stroke="#eee"/>'
-        yield _text(_LEFT - 8, y + 4, f"{loss:g}")
-    for step in _ticks(0, scale.steps):
-        x = scale.to_pixels((step, 0))[0]  # ".10g" writes 100000 as 100,000 and not as 1e+05
-        yield _text(x, bottom + 18, f"{step:,.10g}", anchor="middle")
-    yield f'<path d="M{_LEFT} {_TOP}V{bottom}H{right}" fill="none" stroke="#999"/>'
-    yield _text((_LEFT + right) / 2, _HEIGHT - 8, "step", anchor="middle")
-
-
-def _target_line(scale: _Scale, target: float) -> list[str]:
-    y = scale.to_pixels((0, target))[1]
-    dashes = 'stroke="#3a7d44" stroke-dasharray="5 4"'
-    label = _text(_WIDTH - _RIGHT, y - 5, f"target {target:g}", fill="#3a7d44")
-    return [f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" {dashes}/>', label]
-
-
-def _polyline(scale: _Scale, points: Sequence[Point], colour: str, name: str) -> str:
-    coordinates = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(scale.to_pixels, points))
-    style = f'fill="none" stroke="{colour}" stroke-width="1.5"'
-    return f'<polyline id="{name}" points="{coordinates}" {style}/>'
 
 
 def documents_at(plan: AnyPlan, start: int, stop: int) -> str:

@@ -3,8 +3,9 @@
     tokens ─ embedding (+ positions) ─ [ attention, MLP ] x layers ─ norm ─ logits ─ loss
 
 The default settings are GPT-2 as it was published; `penstock.train.checkpoint` converts the
-weights to and from transformers. Three options make the model learn faster from the same tokens:
-rotary positions, normalised queries and keys, and squared ReLU.
+weights to and from transformers. Other options make the model faster, or let it learn more from the
+same tokens: rotary positions, normalised queries and keys, squared ReLU, norms without weights, no
+biases, and layers that begin at 0.
 
 Rows with several documents come with `document_ids`; then no token attends to another document.
 On a GPU the mask goes to FlexAttention, which skips masked blocks. On a CPU it is a boolean array.
@@ -40,6 +41,9 @@ class GPT(nn.Module):
             keeping them in memory.
     """
 
+    cosines: Tensor
+    sines: Tensor
+
     def __init__(self, config: ModelConfig, *, recompute: bool = False) -> None:
         super().__init__()
         self.config = config
@@ -48,7 +52,14 @@ class GPT(nn.Module):
         learned = config.positions == "learned"
         self.position_embedding = nn.Embedding(config.length, config.width) if learned else None
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
-        self.norm = nn.LayerNorm(config.width)
+        self.norm = _norm(config)
+        if not learned:
+            # A table, because the compiled kernels would compute each cosine again for each token,
+            # head and layer, which took a fifth of the time of a step. It is not saved.
+            for name, table in zip(("cosines", "sines"), _rotation(config), strict=True):
+                self.register_buffer(name, table, persistent=False)
+        shape = (config.padded_vocab, config.width)
+        self.head = None if config.tied else nn.Parameter(torch.empty(shape))
         self._initialise()
 
     def _initialise(self) -> None:
@@ -61,6 +72,8 @@ class GPT(nn.Module):
             if weight.dim() == 2:
                 adds = name.endswith(("attention.project.weight", "contract.weight"))
                 scale = (2 * self.config.layers) ** -0.5 if adds else 1.0
+                if self.config.zero_init and (adds or name == "head"):
+                    scale = 0.0
                 nn.init.normal_(weight, std=0.02 * scale)
             elif name.endswith("bias"):
                 nn.init.zeros_(weight)
@@ -74,13 +87,12 @@ class GPT(nn.Module):
     ) -> Tensor:
         """The sum of the losses of all targets; without targets, the logits."""
         hidden = self.token_embedding(inputs)
-        if position_ids is None:
-            position_ids = torch.arange(inputs.shape[1], device=inputs.device)
+        places = slice(inputs.shape[1]) if position_ids is None else position_ids
         rotation = None
         if self.position_embedding is not None:
-            hidden = hidden + self.position_embedding(position_ids)
+            hidden = hidden + self.position_embedding.weight[places]
         else:
-            rotation = _rotation(position_ids, self.config.width // self.config.heads)
+            rotation = self.cosines[places], self.sines[places]
         hidden = functional.dropout(hidden, self.config.dropout, self.training)
         mask = None if document_ids is None else _mask(document_ids)
         for layer in self.layers:
@@ -88,8 +100,9 @@ class GPT(nn.Module):
                 hidden = checkpoint(layer, hidden, rotation, mask, use_reentrant=False)
             else:
                 hidden = layer(hidden, rotation, mask)
-        # The output layer shares the weights of the embedding, as in GPT-2.
-        logits = functional.linear(self.norm(hidden), self.token_embedding.weight)
+        # In GPT-2 the output layer shares the weights of the embedding.
+        head = self.token_embedding.weight if self.head is None else self.head
+        logits = functional.linear(self.norm(hidden), head)
         if targets is None:
             # The padding rows of the embedding are not tokens.
             return logits[..., : self.config.vocab_size]
@@ -105,11 +118,11 @@ class Layer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(config.width)
+        self.attention_norm = _norm(config)
         self.attention = Attention(config)
-        self.mlp_norm = nn.LayerNorm(config.width)
-        self.expand = nn.Linear(config.width, 4 * config.width)
-        self.contract = nn.Linear(4 * config.width, config.width)
+        self.mlp_norm = _norm(config)
+        self.expand = nn.Linear(config.width, 4 * config.width, bias=config.bias)
+        self.contract = nn.Linear(4 * config.width, config.width, bias=config.bias)
         self.config = config
 
     def forward(self, hidden: Tensor, rotation: Rotation | None, mask: "Mask | None") -> Tensor:
@@ -133,22 +146,19 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = config.heads
         self.qk_norm = config.qk_norm
-        self.qkv = nn.Linear(config.width, 3 * config.width)
-        self.project = nn.Linear(config.width, config.width)
+        self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.bias)
+        self.project = nn.Linear(config.width, config.width, bias=config.bias)
 
     def forward(self, hidden: Tensor, rotation: Rotation | None, mask: "Mask | None") -> Tensor:
         """The output for each token, in the shape of `hidden`."""
         rows, length, width = hidden.shape
-        query, key, value = (
-            part.view(rows, length, self.heads, -1).transpose(1, 2)  # (rows, heads, length, size)
-            for part in self.qkv(hidden).chunk(3, dim=-1)
-        )
+        qkv = self.qkv(hidden).view(rows, length, 3, self.heads, -1)
+        query, key, value = qkv.unbind(2)  # (rows, length, heads, size)
         if self.qk_norm:
-            query, key = (functional.rms_norm(each, each.shape[-1:]) for each in (query, key))
+            query, key = _normalised(query), _normalised(key)
         if rotation is not None:
             query, key = _rotate(query, rotation), _rotate(key, rotation)
-        # Autocast computes norms and rotations in float32; attention needs a single dtype.
-        query, key = query.to(value.dtype), key.to(value.dtype)
+        query, key, value = (each.transpose(1, 2) for each in (query, key, value))
         if mask is None or isinstance(mask, Tensor):
             # A mask of documents is already causal, and torch refuses a mask with is_causal=True.
             output = functional.scaled_dot_product_attention(
@@ -158,6 +168,19 @@ class Attention(nn.Module):
             output = _flex_attention()(query, key, value, block_mask=mask)
         projected: Tensor = self.project(output.transpose(1, 2).reshape(rows, length, width))
         return projected
+
+
+def _norm(config: ModelConfig) -> nn.Module:
+    if config.norm == "rms":
+        return nn.RMSNorm(config.width, elementwise_affine=False)
+    return nn.LayerNorm(config.width)
+
+
+def _normalised(heads: Tensor) -> Tensor:
+    """`heads` divided by their root mean square, which is computed in float32."""
+    # functional.rms_norm would return float32 under autocast, and twice the memory would be moved.
+    mean = heads.float().square().mean(dim=-1, keepdim=True)
+    return heads * (mean + 1e-6).rsqrt().to(heads.dtype)
 
 
 def _mask(document_ids: Tensor) -> "Mask":
@@ -194,17 +217,17 @@ def _compiled_flex_attention() -> Callable[..., Tensor]:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def _rotation(position_ids: Tensor, size: int) -> Rotation:
-    """The rotary angles of each position, for heads of `size` channels."""
-    pairs = torch.arange(size // 2, device=position_ids.device, dtype=torch.float32)
-    angles = position_ids[..., None].float() * _ROTARY_BASE ** (-pairs * 2 / size)
-    angles = angles.unsqueeze(-3)  # (rows, 1, length, size / 2), or without rows
+def _rotation(config: ModelConfig) -> Rotation:
+    """Cosines and sines of the angles, (length, 1, size / 2) for heads of `size` channels."""
+    size = config.width // config.heads
+    pairs = torch.arange(size // 2, dtype=torch.float32)
+    positions = torch.arange(config.length, dtype=torch.float32)
+    angles = positions[:, None, None] * _ROTARY_BASE ** (-pairs * 2 / size)
     return angles.cos(), angles.sin()
 
 
 def _rotate(heads: Tensor, rotation: Rotation) -> Tensor:
     """`heads` with each pair of channels (i, i + size / 2) rotated by its angle."""
-    cosines, sines = rotation
+    cosines, sines = (each.to(heads.dtype) for each in rotation)
     first, second = heads.chunk(2, dim=-1)
-    rotated = (first * cosines - second * sines, first * sines + second * cosines)
-    return torch.cat(rotated, dim=-1).to(heads.dtype)
+    return torch.cat((first * cosines - second * sines, first * sines + second * cosines), dim=-1)

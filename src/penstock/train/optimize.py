@@ -9,13 +9,16 @@ Muon makes all singular values of an update about equal. It only suits the matri
 AdamW still updates the embeddings, norms and biases.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from penstock.errors import PlanError, TrainError
+from penstock.errors import TrainError
 from penstock.train.config import OptimizationConfig
+
+_MOMENTUM = 0.95
 
 
 class Optimizers:
@@ -40,7 +43,7 @@ class Optimizers:
             torch.optim.AdamW(groups, rate, config.betas, weight_decay=decay, fused=fused)
         ]
         if matrices:
-            self.all.append(_muon(matrices, config))
+            self.all.append(Muon(matrices, config.muon_rate, decay))
         # The schedule scales both optimizers alike, each from its own highest rate.
         for optimizer in self.all:
             for group in optimizer.param_groups:
@@ -87,11 +90,66 @@ class Optimizers:
             ) from error
 
 
-def _muon(matrices: list[nn.Parameter], config: OptimizationConfig) -> torch.optim.Optimizer:
-    try:
-        from torch.optim import Muon
-    except ImportError as error:
-        raise PlanError(
-            f'optimizer="muon" needs torch 2.9; this is {torch.__version__}. Use "adamw".'
-        ) from error
-    return Muon(matrices, lr=config.muon_rate, weight_decay=config.weight_decay)
+class Muon(torch.optim.Optimizer):
+    """Momentum whose update of each matrix has singular values near 1.
+
+    The same arithmetic as `torch.optim.Muon`, but matrices of one shape are updated together: one
+    by one, the 48 matrices of GPT-2 124M take 19 ms on an H200, and together 6. Queries, keys and
+    values share a weight, whose three matrices are updated as three.
+    """
+
+    def __init__(self, matrices: list[nn.Parameter], rate: float, weight_decay: float) -> None:
+        super().__init__(matrices, {"lr": rate, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Update all matrices that have a gradient; `closure` is not called."""
+        for group in self.param_groups:
+            weights = [each for each in group["params"] if each.grad is not None]
+            gradients = [each.grad for each in weights]
+            for each in weights:
+                if not self.state[each]:  # under the name that torch's Muon uses
+                    self.state[each]["momentum_buffer"] = torch.zeros_like(each)
+            momenta = [self.state[each]["momentum_buffer"] for each in weights]
+            torch._foreach_lerp_(momenta, gradients, 1 - _MOMENTUM)
+            updates = torch._foreach_lerp(gradients, momenta, _MOMENTUM)  # Nesterov's momentum
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(weights, _orthogonal(updates), alpha=-group["lr"])
+
+
+def _orthogonal(updates: Sequence[Tensor]) -> list[Tensor]:
+    """Each matrix with its singular values moved to about 1; high ones are scaled up."""
+    # Every matrix is wide here: a high one is transposed. (number of its update, matrix) by shape.
+    by_shape: dict[torch.Size, list[tuple[int, Tensor]]] = {}
+    for number, update in enumerate(updates):
+        height, width = update.shape
+        parts = update.chunk(3) if height == 3 * width else (update,)
+        for part in parts:
+            wide = part.T if part.shape[0] > part.shape[1] else part
+            by_shape.setdefault(wide.shape, []).append((number, wide))
+    done: list[list[Tensor]] = [[] for _ in updates]
+    for entries in by_shape.values():
+        results = _newton_schulz(torch.stack([wide for _, wide in entries]))
+        for (number, wide), result in zip(entries, results, strict=True):
+            height, width = updates[number].shape
+            is_high = wide.shape != (height, width) and height != 3 * width
+            done[number].append(result.T * (height / width) ** 0.5 if is_high else result)
+    return [torch.cat(parts) for parts in done]
+
+
+def _newton_schulz(matrices: Tensor) -> Tensor:  # (number, height, width), at least as wide as high
+    """The matrices with singular values between about 0.7 and 1.2, by five steps of an iteration.
+
+    On a GPU it computes in bfloat16: the result need not be exact.
+    """
+    narrow = matrices.bfloat16() if matrices.is_cuda else matrices
+    result = narrow / (narrow.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    # x becomes a x + (b A + c A A) x with A = x x^T. These coefficients raise small singular values
+    # fastest.
+    a, b, c = 3.4445, -4.7750, 2.0315
+    for _ in range(5):
+        square = result @ result.mT
+        polynomial = torch.baddbmm(square, square, square, beta=b, alpha=c)
+        result = torch.baddbmm(result, polynomial, result, beta=a)
+    orthogonal: Tensor = result.to(matrices.dtype)
+    return orthogonal

@@ -2,7 +2,8 @@
 
 It has the recipe after all changes by flags, the directory in which the run was started (paths of a
 recipe are relative to it), the digest of the plan, and the number of rows in a step, which a recipe
-may leave to the device. `penstock inspect RUN` and `penstock diff` read it.
+may leave to the device. If the plan is amended, a copy of the ledger is in ledger.jsonl beside it.
+`penstock inspect RUN` and `penstock diff` read it.
 """
 
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import PlanError, TrainError
+from penstock.ledger import RUN_FILE, write_copy
 from penstock.paths import is_remote, redacted
 from penstock.recipe import Recipe, Tables
 from penstock.store.files import read_file, write_file
@@ -68,6 +70,9 @@ def record_run(job: TrainingJob, step_rows: int, world_size: int) -> None:
     record = RunRecord(job.recipe, str(Path.cwd()), digest, step_rows, world_size)
     job.output.mkdir(parents=True, exist_ok=True)
     data = json.dumps({"format": _FORMAT, **record._asdict()}, indent=1).encode() + b"\n"
+    if job.ledger:
+        # First, because run.json has the digest of the amended plan.
+        write_copy(job.output / RUN_FILE, job.ledger)
     write_file(job.output / FILE_NAME, [data])
 
 

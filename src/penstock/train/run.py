@@ -28,7 +28,7 @@ from torch import Tensor
 from penstock.digest import derive_key
 from penstock.errors import TrainError
 from penstock.loader.fingerprints import FingerprintLog, LoggedStep, RowReader
-from penstock.train import data
+from penstock.train import data, vocabulary
 from penstock.train.checkpoint import Checkpoints, locked_output
 from penstock.train.config import TrainingJob
 from penstock.train.display import documents_at, write_curve
@@ -86,7 +86,7 @@ class _Loop:
     def __init__(self, job: TrainingJob, world: World, log: Log, stop: threading.Event) -> None:
         self.job, self.config, self.world, self.stop = job, job.training, world, stop
         self.log: Log = log if world.is_main else (lambda _: None)
-        data.check_vocabulary(job)
+        vocabulary.check_vocabulary(job)
         self.learner = Learner(job, world)
         if self.config.batch_size == "auto":
             self.rows = self.learner.fitting_rows()
@@ -135,7 +135,7 @@ class _Loop:
         if self.world.is_main and not (finished and curve.exists()):
             title = f"{self.job.output.name}: {self.progress.tokens:,} tokens"
             target = self.config.target_val_loss
-            write_curve(curve, read_metrics(path), title=title, target=target)
+            write_curve(curve, read_metrics(path), title=title, target=target, log=self.log)
         # The caller of any process may read the files, so all wait until they are written.
         self.world.barrier()
         rank, model, finished = self.world.rank, self.learner.model, not self.interrupted
