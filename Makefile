@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What a user installs, and what the tests need on top of it.
 $(VENV)/.user: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet -c constraints.txt -e .
+	$(PIP) install --quiet -c constraints.txt -e ".[report]"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.user
@@ -52,6 +52,7 @@ bench: .venv-bench/.done
 	.venv-bench/bin/python benchmarks/loader.py
 	.venv-bench/bin/python benchmarks/scale.py
 	.venv-bench/bin/python benchmarks/dataset.py
+	.venv-bench/bin/python benchmarks/formats.py
 	.venv-bench/bin/python benchmarks/packing.py
 	.venv-bench/bin/python benchmarks/multiplex.py --render
 	.venv-bench/bin/python benchmarks/streaming.py

@@ -61,9 +61,9 @@ class AnonymousMemory:
         self.peak = max(self.peak, self._read())
 
 
-def anonymous_bytes():
-    """The current anonymous resident memory."""
-    return _field("/proc/self/status", "RssAnon")
+def anonymous_bytes(process="self"):
+    """The current anonymous resident memory of this process, or of another one by its number."""
+    return _field(f"/proc/{process}/status", "RssAnon")
 
 
 def anonymous_bytes_with_workers():

@@ -40,6 +40,16 @@ def write_store(folder, arrays):
     _seal(folder, parts)
 
 
+def write_documents(folder, parts):
+    """Write a store of the given parts; each is an array of uint16 and the ends of documents."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = [
+        _part(folder, number, len(tokens), np.ascontiguousarray(tokens, "<u2"), len(ends), ends)
+        for number, (tokens, ends) in enumerate(parts)
+    ]
+    _seal(folder, made)
+
+
 def write_array(path, tokens):
     """Write only the ids, as a `.npy` file."""
     tokens = np.ascontiguousarray(tokens, "<u2")
@@ -83,8 +93,10 @@ def write_sparse_documents(folder, num_tokens, num_parts, documents):
     _seal(folder, parts)
 
 
-def _part(folder, number, num_tokens, tokens, documents=1):
-    ends = np.array([num_tokens * (each + 1) // documents for each in range(documents)], "<u8")
+def _part(folder, number, num_tokens, tokens, documents=1, ends=None):
+    if ends is None:
+        ends = [num_tokens * (each + 1) // documents for each in range(documents)]
+    ends = np.asarray(ends, "<u8")
     origin = np.zeros((documents, 2), "<u8")
     if documents > 1:
         origin[:, 1] = np.arange(documents) + number * documents

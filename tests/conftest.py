@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ LONGEST_FILES = {  # of `pytest --durations 0`, with the files of whole runs in 
     "test_train_gpt2.py",
     "test_documents_budget.py",
     "test_ray.py",
+    "test_browser.py",
 }
 
 settings.register_profile(
@@ -266,3 +268,40 @@ def _no_thread_is_left_behind():
     yield
     left = [each.name for each in threading.enumerate() if each.name.startswith("build-")]
     assert not left, f"workers of a build outlived it: {left}"
+
+
+CALLS = ("fsync", "rename", "unlink", "mkdir")
+
+
+def _killed(build, point):
+    """Run `build` in a child that dies before its `point`-th call; False if it ended before."""
+    child = os.fork()
+    if child == 0:
+        calls, lock = count(1), threading.Lock()
+
+        def dying(call):
+            def instead(*arguments, **options):
+                if str(arguments[0]).endswith(".lock"):
+                    return call(*arguments, **options)  # removed when the build is complete
+                with lock:
+                    if next(calls) == point:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                        signal.pause()
+                return call(*arguments, **options)
+
+            return instead
+
+        for name in CALLS:
+            setattr(os, name, dying(getattr(os, name)))
+        try:
+            build()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status)
+
+
+@pytest.fixture(scope="session")
+def killed():
+    """A function that runs another one in a child, which is killed before its n-th call."""
+    return _killed

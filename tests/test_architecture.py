@@ -19,6 +19,7 @@ BASE = {"errors", "digest", "exports", "paths", "ranges"}
 # What each part may import, besides itself. Parts that are not listed stand around these.
 MAY_IMPORT = {
     "errors": set(),
+    "charts": {"errors"},
     "exports": set(),
     "ranges": {"errors"},
     "paths": set(),
@@ -37,8 +38,13 @@ MAY_IMPORT = {
     "transforms": BASE | {"rows.protocol"},
     # Token files of other tools. They need a tokenizer only to decode, and a name for type checkers
     # of files that remote stores miss.
-    "formats": BASE | {"tokenize", "remote"},
+    # Files are decoded into the cache and mapped by the functions that write and map other files.
+    # What a Parquet or Arrow file claims is checked as for text.
+    "formats": BASE
+    | {"tokenize", "remote", "store.files", "store.maps", "sources.pages", "sources.claims"},
     "rows": BASE | {"sources", "tokenize", "chat", "store", "remote", "formats"},
+    # Stores from token files, and token files from stores.
+    "convert": BASE | {"sources", "tokenize", "store", "remote", "formats"},
     # A streamed plan is a plan over rows of a snapshot.
     "streaming": BASE
     | {"sources", "tokenize", "chat", "store", "remote", "rows", "order"}
@@ -55,16 +61,21 @@ MAY_IMPORT = {
     # text as the command line does.
     "train": BASE
     | {"store", "remote", "order", "rows", "streaming", "loader", "recipe", "integrations", "cli"}
-    | {"formats"},
-    "recipe": BASE | {"train"},
+    | {"formats", "ledger", "charts"},
+    "recipe": BASE | {"train", "ledger"},
+    # The amendments of a recipe's plan, in a file that is written like those of a store.
+    "ledger": BASE | {"store", "order", "rows.protocol"},
     # It opens the data of a recipe as the trainer does, also at a URL, and has nothing to do with a
     # terminal.
     "inspect": BASE
     | {"tokenize", "store", "remote", "order", "rows", "loader", "recipe", "train"}
-    | {"formats"},
+    | {"formats", "ledger"},
+    # A page shows what `inspect` finds, and escapes text as the command line does.
+    "report": BASE
+    | {"charts", "tokenize", "store", "remote", "order", "formats", "train", "inspect", "cli"},
 }
 WITHOUT_TORCH = ["errors", "digest", "sources", "tokenize", "chat", "store", "order", "transforms"]
-WITHOUT_TORCH += ["streaming", "remote", "formats"]
+WITHOUT_TORCH += ["streaming", "remote", "formats", "convert"]
 
 
 def name_of(path):

@@ -76,3 +76,22 @@ def test_scale_goes_through_its_sizes(tmp_path):
 
 def test_multiplex_compares_with_a_generator():
     assert "dict of lists" in run("multiplex.py", "--examples", 200)
+
+
+def test_formats_compares_with_a_store_and_with_the_loaders_that_are_installed():
+    shown = run("formats.py", "--tokens", 400_000, "--batches", 2)
+
+    for name in ("native store", "llm.c", "Megatron", "nanoGPT", "npy"):
+        assert f"\n{name}" in shown
+    for name, package in (("LitData", "litdata"), ("datasets", "datasets")):
+        expected = f"\n{name}" if find_spec(package) else f"not measured: {name} is not installed"
+        assert expected in shown
+
+
+def test_report_measures_time_and_memory_and_says_what_was_sampled(tmp_path):
+    pytest.importorskip("matplotlib", reason="the extra report is not installed")
+    shown = run("report.py", "--tokens", 2_000_000, "--folder", tmp_path)
+
+    assert "peak anonymous, MB" in shown
+    assert "Counted in all 2,000,000 tokens." in shown
+    assert not list(tmp_path.iterdir())

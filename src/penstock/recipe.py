@@ -25,6 +25,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from penstock.errors import MissingRecipeError, PlanError, RecipeError
+from penstock.ledger import LedgerLine, ledger_path, read_ledger
 from penstock.paths import expand_user
 from penstock.train.config import (
     SIZES,
@@ -127,6 +128,8 @@ class Recipe:
     training: TrainingConfig
     path: Path | None = None
     """The file, for messages; None if the settings come from a command line."""
+    ledger: tuple[LedgerLine, ...] = ()
+    """The amendments of its runs; see `penstock.ledger`."""
 
     def model_config(self, vocab_size: int) -> ModelConfig:
         """Return the model for rows of `data.length` tokens and the vocabulary of the data.
@@ -171,7 +174,8 @@ def read_recipe(path: str | Path, changes: Tables | None = None) -> Recipe:
         set_value(tables, name, value)
         if name == "data.train":
             tables["data"].pop("sources", None)  # one text replaces the mixture
-    return replace(parse_recipe(tables, str(path)), path=path)
+    ledger = read_ledger(ledger_path(path))
+    return replace(parse_recipe(tables, str(path)), path=path, ledger=ledger)
 
 
 def _parse_toml(text: str) -> Tables:

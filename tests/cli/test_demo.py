@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_prose_is_written_once(files, tmp_path):
 def test_the_demo_shows_all_steps_and_ends_with_what_to_do_next(invoke):
     shown = invoke("demo", "--train-seconds", "1").stdout
 
-    assert re.findall(r"^\d+\. ", shown, re.M) == [f"{number}. " for number in range(1, 12)]
+    assert re.findall(r"^\d+\. ", shown, re.M) == [f"{number}. " for number in range(1, 13)]
     assert "antigravity.py, offset 0" in shown
     assert shown.count("is intact") == 2
     assert shown.count("found finished") == 2
@@ -72,7 +73,9 @@ def test_the_demo_shows_all_steps_and_ends_with_what_to_do_next(invoke):
     assert "200 steps, the same rows as with one process" in shown
     assert shown.splitlines()[-4] == "What to do next"
     assert max(map(len, shown.splitlines())) <= 100
-    assert "the curve: demo/run/curve.svg" in shown
+    assert "open demo/report.html in a browser" in shown
+    assert "<svg" in Path("demo/report.html").read_text(encoding="utf-8")
+    assert Path("demo/run/curve.svg").exists()
     for name in ("code", "prose"):
         assert len(ps.verify(f"demo/{name}")) > 500
 

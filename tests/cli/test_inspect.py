@@ -12,29 +12,15 @@ from penstock.train.command import run_recipe
 
 torch.set_num_threads(1)
 
-RECIPE = """
-output = "run"
-[data]
-length = 32
-tokenizer = "bytes"
-documents = "lines"
-[data.sources.web]
-train = "web.txt"
-weight = 3
-[data.sources.code]
-train = "code.txt"
-weight = 1
-rows = "packs"
-[model]
-size = "nano"
-layers = 1
-width = 8
-heads = 1
+RECIPE = (
+    (Path(__file__).parent / "mix.toml").read_text()
+    + """
 [training]
 steps = 5
 batch_size = 4
 val_every = 5
 """
+)
 NAUGHTY = "\x1b[31mred\x1b[0m \u202ereversed\u202c [bold]not markup[/bold] \x9b5m\x07"
 
 
@@ -227,8 +213,8 @@ def test_diff_says_identical_or_what_differs_and_exits_like_diff(run, run_json, 
         (["when", "run", "-d", "web.txt:1"], 1, "the nearest begin at 0 and "),
         (["when", "run", "--text", ""], 1, "The text to find is empty"),
         (["seen", "run", "-s", 9], 1, "Step 9 is after the end of this run"),
-        (["diff", "run", "nope"], 1, "nope does not exist"),
-        (["diff", "run", "."], 1, "has no fingerprints.jsonl"),
+        (["diff", "run", "nope"], 2, "nope does not exist"),
+        (["diff", "run", "."], 2, "has no fingerprints.jsonl"),
     ],
 )
 def test_mistakes_are_answered_in_words(run, arguments, code, message):

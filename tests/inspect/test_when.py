@@ -83,6 +83,22 @@ def test_when_equals_a_search_in_many_random_mixtures(random_run, figure):
     figure(f"200 random runs of three epochs, {found:,} documents: all steps found")
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_when_equals_a_search_in_amended_runs(amended_run, seed):
+    plan, _, steps, *_ = amended_run(300 + seed, 10**6)
+
+    assert check_when(plan, steps, min(plan.end, 250)) > 30
+
+
+@pytest.mark.torture
+def test_when_equals_a_search_in_many_amended_runs(amended_run, figure):
+    found = 0
+    for seed in range(6_000, 6_200):
+        plan, _, steps, *_ = amended_run(seed, 10**6)
+        found += check_when(plan, steps, min(plan.end, 3 * sum(plan.sizes)))
+    figure(f"200 amended runs of three epochs, {found:,} documents: all steps found")
+
+
 def test_when_counts_the_tokens_of_a_document_in_each_row(stores):
     plan = ps.Plan(ps.Windows(stores["lines"], LENGTH, tail="pad"), shuffle="none")
     steps = RunSteps(Steps(1))

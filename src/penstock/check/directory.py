@@ -65,7 +65,11 @@ def _other_contents(
         if "chat" not in old and "added_tokens" not in old["tokenizer"]:
             if not tokenizer.digest or tokenizer.digest != old["tokenizer"]["digest"]:
                 new["tokenizer"] = tokenizer.describe()
-            limits = {key: old["reading"][key] for key in ("max_document_bytes", "max_expansion")}
+            limits = {
+                key: old["reading"][key]
+                for key in ("max_document_bytes", "max_expansion")
+                if key in old["reading"]  # not in that of an import
+            }
             new["reading"] = {**reading.describe(), **limits}
         refuse_other(directory, manifest, new, files)
     elif begun is None:

@@ -1,8 +1,9 @@
 """The commands, and the exit codes of the program.
 
     0    success
-    1    an error of penstock or of the system: its name and message on stderr, no traceback
-    2    a command line that is not valid
+    1    an error of penstock or of the system: its name and message on stderr, no traceback;
+         of `penstock diff`: the runs differ
+    2    a command line that is not valid; of `penstock diff`: any error
     130  Ctrl-C
 
 Any other exception is a bug in penstock, and its traceback is shown.
@@ -21,6 +22,7 @@ import typer
 from typer.core import TyperGroup
 
 from penstock import __version__
+from penstock.cli.amend import amend_command
 from penstock.cli.bench import bench_command
 from penstock.cli.build import build_command
 from penstock.cli.check import check_command
@@ -28,13 +30,17 @@ from penstock.cli.copy import copy_command
 from penstock.cli.decode import decode_command
 from penstock.cli.demo import demo_command
 from penstock.cli.diff import diff_command
+from penstock.cli.export import export_command
 from penstock.cli.fetch import fetch_command
+from penstock.cli.import_ import import_command
 from penstock.cli.info import info_command
 from penstock.cli.inspect import inspect_command
 from penstock.cli.merge import merge_command
 from penstock.cli.plan import plan_command
 from penstock.cli.repair import repair_command
+from penstock.cli.report import report_command
 from penstock.cli.seen import seen_command
+from penstock.cli.serve import serve_command
 from penstock.cli.terminal import message_of, notes_of, print_error
 from penstock.cli.tokenizer import app as tokenizer_app
 from penstock.cli.train import train_command
@@ -83,7 +89,8 @@ class Commands(TyperGroup):
             if isinstance(error, SystemExit):
                 raise
             print_error(type(error).__name__, message_of(error), as_json=as_json)
-            raise typer.Exit(1) from error
+            # A script must be able to tell runs that differ from runs that cannot be compared.
+            raise typer.Exit(2 if ctx.invoked_subcommand == "diff" else 1) from error
 
 
 def _is_closed_pipe(error: BaseException) -> bool:
@@ -114,6 +121,8 @@ for _command in (
     repair_command,
     merge_command,
     copy_command,
+    import_command,
+    export_command,
     decode_command,
     bench_command,
     fetch_command,
@@ -124,6 +133,9 @@ for _command in (
     when_command,
     seen_command,
     diff_command,
+    amend_command,
+    report_command,
+    serve_command,
     demo_command,
 ):
     # The name of a command is that of its function: build_command is `penstock build`.

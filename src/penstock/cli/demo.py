@@ -55,7 +55,8 @@ def demo_command(
     """Run the whole pipeline on Python's standard library.
 
     Builds two stores, one of its source files ("code") and one of its documentation ("prose"),
-    inspects them, reads batches of both, and trains a small model for a minute. Needs no network.
+    inspects them, reads batches of both, trains a small model for a minute, and writes a page about
+    the run. Needs no network.
     """
     from penstock.tokenize.tokenizer import load_tokenizer
 
@@ -93,11 +94,27 @@ def demo_command(
         progress = train_shortly(directory / "prose", directory / "run", train_seconds).progress
         write(f"{progress.step:,} steps, {progress.tokens:,} tokens, loss {progress.loss:.2f}")
         write("an untrained model has a loss of 10.8")
-        write(f"the curve: {directory / 'run' / 'curve.svg'}")
+    number, about = (12, "run") if train_seconds else (11, "prose")
+    _write_report(number, directory / about, directory / "report.html")
     _title("What to do next")
     write("  penstock build YOUR_FILES -o stores/mine    # .txt .jsonl .parquet, .gz .zst")
     write(f"  penstock decode {shell_word(directory / 'code')} --document 7 --count 2")
     write("  penstock build --help")
+
+
+def _write_report(number: int, source: Path, page: Path) -> None:
+    """Write the page, and print its path; without matplotlib, print how to install it."""
+    from penstock.errors import MissingExtraError
+    from penstock.report.write import write_report
+
+    _title(f"{number}. A page about it: penstock report")
+    try:
+        write_report(source, page)
+    except MissingExtraError as error:
+        write(str(error))
+        return
+    write(f"open {shell_word(page)} in a browser")
+    write(f"every step and every document: penstock serve {shell_word(source)}")
 
 
 def _title(text: str) -> None:

@@ -26,7 +26,8 @@ def diff_command(
 
     If they differ, shows the first step that differs, with its rows and documents. Runs on
     different numbers of processes can be compared, and runs with different batch sizes where both
-    end a step. The exit code is 0 if they are identical as far as both go, else 1.
+    end a step. The exit code is 0 if they are identical as far as both go, 1 if they differ, and 2
+    after an error.
 
     penstock diff runs/a runs/b
     """

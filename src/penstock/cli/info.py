@@ -46,7 +46,7 @@ def info_command(
     no tokens. For a store that was built with --split, shows both sides. For a store that is
     still being built, shows how far the build is.
 
-    Token files of llm.c, Megatron, datatrove, NumPy, nanoGPT and OLMo are shown too.
+    Token files of other tools (docs/formats.md), directories and patterns of them are shown too.
     """
     from penstock.store.manifest import FILE_NAME
     from penstock.store.summary import summarize

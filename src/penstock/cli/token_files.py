@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,12 +12,13 @@ from penstock.cli.progress import bar
 from penstock.cli.terminal import print_facts, print_json, visible, write
 from penstock.cli.units import duration_text, number_of
 from penstock.errors import StoreError
+from penstock.formats import names
 
 if TYPE_CHECKING:
     from penstock.formats.token_files import TokenFiles
 
 TokenFormat = Annotated[
-    Literal["llmc", "megatron", "datatrove", "npy", "nanogpt", "olmo"] | None,
+    names.TokenFormat | None,
     option("The format of token files of another tool, if they have no header."),
 ]
 TokenDtype = Annotated[str | None, option("The dtype of ids in files without a header.", "TYPE")]
@@ -34,21 +35,21 @@ TokenTokenizer = Annotated[
 class TokenOptions:
     """The options of a command that describe token files."""
 
-    format: Literal["llmc", "megatron", "datatrove", "npy", "nanogpt", "olmo"] | None = None
+    format: names.TokenFormat | None = None
     dtype: str | None = None
     vocab_size: int | None = None
     tokenizer: str | None = None
 
 
 def open_files(path: object, given: TokenOptions) -> "TokenFiles | None":
-    """Open the token files at a path; None for a directory or a URL, which is a store.
+    """Open the token files at a path; None for a store.
 
     Raises:
         typer.BadParameter: it is a store, and an option for token files was given.
     """
-    from penstock.formats.open import is_token_file, open_tokens
+    from penstock.formats.open import holds_files, is_token_file, open_tokens
 
-    is_named = given.format is not None and isinstance(path, Path) and path.is_file()
+    is_named = given.format is not None and isinstance(path, Path) and holds_files(path)
     if not isinstance(path, Path) or not (is_named or is_token_file(path)):
         values = {"format": given.format, "dtype": given.dtype, "vocab-size": given.vocab_size}
         for name in [each for each, value in values.items() if value is not None]:

@@ -102,5 +102,5 @@ def train_command(
         recipe = choose_recipe(source, changes, device, display)
         result = run_recipe(recipe, device=device, log=display)
     write(summary_line(result.progress, finished=result.finished))
-    if result.finished:
+    if result.finished and (result.output / "curve.svg").exists():
         write(f"next: open {shell_word(result.output)}/curve.svg")

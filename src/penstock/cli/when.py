@@ -65,14 +65,17 @@ def when_command(
 def _documents(run: "OpenedRun", document: str, source: str | None) -> "list[FoundDocument]":
     from penstock.inspect import find_documents
 
+    return find_documents(run.plan, *file_and_record("--document", document), source)
+
+
+def file_and_record(flag: str, document: str) -> tuple[str, int]:
+    """The input file and the record that an option names."""
     # A file name may contain colons, so the last one is the border.
     file, colon, record = document.rpartition(":")
     number = record.replace(",", "").replace("_", "")  # as penstock prints numbers
     if not colon or not file or not number.isdecimal():
-        raise typer.BadParameter(
-            f"--document {document} is not FILE:RECORD, such as web.jsonl:90210."
-        )
-    return find_documents(run.plan, file, int(number), source)
+        raise typer.BadParameter(f"{flag} {document} is not FILE:RECORD, such as web.jsonl:90210.")
+    return file, int(number)
 
 
 def _texts(
@@ -150,6 +153,8 @@ def _show_sightings(run: "OpenedRun", sightings: "list[Sighting]") -> None:
     for number, line in enumerate(aligned(table)):
         # The first line has the headings.
         is_later = number and run.record is not None and sightings[number - 1].step >= done
-        write(f"  {line}{'  not yet' if is_later else ''}")
+        is_excluded = number and sightings[number - 1].excluded
+        notes = "  not yet" * bool(is_later) + "  excluded" * bool(is_excluded)
+        write(f"  {line}{notes}")
     if len(sightings) > _SHOWN_STEPS:
         write(f"  … and {len(sightings) - _SHOWN_STEPS:,} more times; --json lists all")

@@ -9,7 +9,7 @@ is found by bisection, first over the parts of the store and then inside one par
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -19,6 +19,7 @@ from penstock.errors import PlanError, StoreError
 from penstock.inspect.runs import RunSteps
 from penstock.inspect.text import Progress, find_text
 from penstock.order.budget import Budget
+from penstock.order.integers import END
 from penstock.order.plan import Plan
 from penstock.rows.protocol import Integers, Rows
 from penstock.store.reader import TokenStore, tokenizer_of
@@ -53,6 +54,8 @@ class Sighting:
     sample: int
     num_tokens: int
     """How many of the tokens that were looked for the row holds."""
+    excluded: bool = False
+    """Whether an amendment excludes them all from the targets at this position."""
 
     def to_json(self) -> Json:
         """Return the sighting as JSON."""
@@ -279,7 +282,20 @@ def when(
     positions = np.sort(plan.positions_of(found.source, samples, before=end))
     _, epochs, numbers = plan.locate(positions)
     sizes = {sample: _overlap(rows, sample, found.span) for sample in np.unique(numbers).tolist()}
-    return list(_sightings(steps, found.source, positions, epochs, numbers, sizes))
+    excluded = _excluded_from(plan, found)
+    return [
+        replace(each, excluded=True) if each.position >= excluded else each
+        for each in _sightings(steps, found.source, positions, epochs, numbers, sizes)
+    ]
+
+
+def _excluded_from(plan: Plan | Budget, found: FoundDocument) -> int:
+    """Return the position from which on an amendment excludes tokens; END if none does."""
+    for each in plan.amendments if isinstance(plan, Plan) else ():
+        for start, stop in each.exclude.get(found.source, ()):
+            if start <= found.span[0] and found.span[1] <= stop:
+                return each.position
+    return END
 
 
 def _overlap(rows: Rows, sample: int, span: tuple[int, int]) -> int:

@@ -19,6 +19,7 @@ from penstock.rows.documents import Documents
 from penstock.rows.packs import Packs
 from penstock.rows.protocol import Rows, WrappedRows
 from penstock.rows.windows import Windows
+from penstock.store.part_table import ALL_KINDS, exact_sum
 from penstock.store.reader import TokenStore
 from penstock.train.metrics import known_peak_flops, peak_flops
 
@@ -26,6 +27,7 @@ _MOST_INTERVALS = 10
 _COUNTED_ROWS = 20_000_000  # without weights, rows are counted one by one, at 30 ns each
 _MEASURED_SECONDS = 0.5
 _SAMPLED_TOKENS = 1 << 26
+_SAMPLED_PARTS = 256
 _BLOCK_BYTES = 4 << 20  # of tokens that a loader reads at once
 _USED_PEAK = 0.5  # of the arithmetic of a GPU, which few training runs exceed
 _BYTES_PER_WEIGHT = 12  # of a checkpoint: the weight and two moments of Adam, in float32
@@ -191,8 +193,11 @@ def _trained_share(rows: Rows) -> float:
     if stream is None or not stream.has_loss:
         return 1.0
     total = trained = 0
-    most = max(1, _SAMPLED_TOKENS // max(1, len(stream.ends)))
-    for number in range(len(stream.ends)):
+    # Each mask is a file that has to be opened, so at most this many, spread evenly.
+    num_sampled = min(_SAMPLED_PARTS, len(stream.ends))
+    most = max(1, _SAMPLED_TOKENS // max(1, num_sampled))
+    for sampled in range(num_sampled):
+        number = sampled * len(stream.ends) // num_sampled
         mask = stream.loss(number)
         size = int(stream.ends[number] - stream.starts[number])
         some = min(size, most)
@@ -224,8 +229,8 @@ def _store_bytes(rows: Rows) -> int:
     found = 0
     for each in stores:
         if isinstance(each, TokenStore):
-            parts = each.manifest.parts
-            found += sum(size for part in parts for size, _ in part.files.values())
+            # By kind: the records of 10^6 parts would take 30 s and a gigabyte.
+            found += sum(exact_sum(each.manifest.file_sizes(kind)) for kind in ALL_KINDS)
         else:
             found += int(each.part_tokens.sum()) * each.dtype.itemsize
     return found

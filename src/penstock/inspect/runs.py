@@ -16,7 +16,10 @@ from typing import Self, final
 
 import numpy as np
 
+from penstock.digest import digest_json
 from penstock.errors import PlanError, TrainError
+from penstock.ledger import RUN_FILE as LEDGER_NAME
+from penstock.ledger import read_ledger
 from penstock.loader.fingerprints import FILE_NAME as LOG_NAME
 from penstock.loader.fingerprints import LoggedStep, read_fingerprints
 from penstock.loader.loader import Loader
@@ -112,6 +115,11 @@ class RunSteps:
             )
         return start, stop
 
+    def open_ended(self) -> "RunSteps":
+        """Return the same steps, and further ones after the last step of the run."""
+        edges = self._edges.tolist()
+        return RunSteps(self._later, edges=edges, first=self.first, limit=self._limit)
+
     def at(self, position: int) -> int:
         """Return the number of the step that reads a position."""
         if position < int(self._edges[-1]):
@@ -205,8 +213,18 @@ def open_run(
         )
     if record is None and (recipe.output / RECORD_NAME).is_file():
         found = read_record(recipe.output)
-        record = found if found.plan == plan.digest else None
+        # The run may have been started before the last amendments.
+        record = found if found.plan in _digests(plan) else None
     return OpenedRun(plan, _steps(job, plan, record), job, recipe, record)
+
+
+def _digests(plan: Plan) -> list[str]:
+    """Return the digests of a plan without its amendments, with the first of them, and so on."""
+    described = plan.describe()
+    amendments = described.pop("amendments", [])
+    later = range(1, len(amendments) + 1)
+    amended = [digest_json({**described, "amendments": amendments[:each]}) for each in later]
+    return [plan.base.digest, *amended]
 
 
 def _no_run(path: Path) -> TrainError:
@@ -230,22 +248,33 @@ def _recorded_recipe(path: Path, record: RunRecord, changes: Tables) -> Recipe:
     for name, value in changes.items():
         set_value(tables, name, value)
     recipe = parse_recipe(tables, str(path / RECORD_NAME))
-    return replace(recipe, data=_located(recipe.data, Path(record.directory)))
+    directory = Path(record.directory)
+    ledger = [
+        line._replace(
+            stores={
+                name: each._replace(train=_located(each.train, directory) or each.train)
+                for name, each in line.stores.items()
+            }
+        )
+        for line in read_ledger(path / LEDGER_NAME)
+    ]
+    return replace(recipe, data=_located_data(recipe.data, directory), ledger=tuple(ledger))
 
 
-def _located(data: DataConfig, directory: Path) -> DataConfig:
-    """Return the data with paths that are relative to the directory in which the run started."""
+def _located(path: str | None, directory: Path) -> str | None:
+    """Return a path that is relative to the directory in which a run started."""
+    # If the whole project was moved, its paths are relative to the current directory.
+    is_there = path is not None and "://" not in path and (directory / path).exists()
+    return str(directory / path) if is_there and path is not None else path
 
-    def moved(path: str | None) -> str | None:
-        # If the whole project was moved, its paths are relative to the current directory.
-        is_there = path is not None and "://" not in path and (directory / path).exists()
-        return str(directory / path) if is_there and path is not None else path
 
+def _located_data(data: DataConfig, directory: Path) -> DataConfig:
     sources = {
-        name: replace(each, train=moved(each.train) or each.train)
+        name: replace(each, train=_located(each.train, directory) or each.train)
         for name, each in data.sources.items()
     }
-    return replace(data, train=moved(data.train), val=moved(data.val), sources=sources)
+    train, val = _located(data.train, directory), _located(data.val, directory)
+    return replace(data, train=train, val=val, sources=sources)
 
 
 def _built(data: DataConfig, output: Path) -> DataConfig:

@@ -22,7 +22,7 @@ class SeenSource:
     epochs: int
     """Complete epochs."""
     rows_in_last_epoch: int
-    """Rows of the epoch that is not complete."""
+    """Rows of the epoch that is not complete; with those that an amendment left out."""
     tokens: int | None
     """Targets in the rows that were read; None if the source does not know its targets. It is
     exact if all rows have equally many, and otherwise from their mean."""
@@ -54,10 +54,12 @@ def seen(plan: Plan, steps: RunSteps, step: int) -> Seen:
 def count_sources(plan: Plan, position: int) -> list[SeenSource]:
     """Return what the rows before a position hold of each source."""
     found = []
+    cursors = plan.cursors(position)
     for name, rows in plan.counts(position).items():
         source = plan.sources[name]
         size = len(source)
-        epochs, rest = divmod(rows, size)
+        # Rows that an amendment left out are not read, but belong to the epoch.
+        epochs, rest = divmod(cursors[name], max(1, size))
         found.append(SeenSource(name, rows, size, epochs, rest, targets_in(source, rows)))
     return found
 
