@@ -37,6 +37,7 @@ from penstock.train.config import (
 
 RowKind = Literal["windows", "packs"]
 Config = TypeVar("Config")
+DEFAULT_TOKENIZER = "gpt2"
 Tables = dict[str, Any]
 """The values of a TOML file by name; a table is a dict inside."""
 
@@ -72,7 +73,7 @@ class DataConfig:
     """Seed of the data order."""
     shuffle: Literal["full", "block", "part", "none"] | None = None
     """As in `Plan`; without it, as `Plan` chooses, and "part" with `stream`."""
-    tokenizer: str = "gpt2"
+    tokenizer: str = DEFAULT_TOKENIZER
     """The tokenizer of stores that are built from text. It and the settings below have no effect
     on an existing store, except that its sample of text is decoded with a tokenizer named here."""
     documents: str = "auto"
@@ -83,6 +84,11 @@ class DataConfig:
     """The part of `train` to hold out for validation, such as "tail:0.1"."""
     stream: bool = False
     """Whether training starts while the text is still being tokenized."""
+
+    @property
+    def named_tokenizer(self) -> str | None:
+        """The tokenizer, if it is not the default, so that somebody has chosen it."""
+        return None if self.tokenizer == DEFAULT_TOKENIZER else self.tokenizer
 
     def __post_init__(self) -> None:
         # Check ranges, and settings that contradict each other. `_value` checks the types.

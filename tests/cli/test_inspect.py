@@ -45,6 +45,43 @@ def run(invoke, made, tmp_path):
     return invoke
 
 
+COMMANDS = {
+    # These need no tokenizer either, and so no Arrow.
+    "numpy": [
+        ["seen", "run", "--step", "3"],
+        ["when", "run", "--document", "web.txt:0"],
+        ["diff", "run", "run"],
+        ["plan", "mix.toml", "--quick"],
+    ],
+    "tokenizers": [
+        ["inspect", "run", "--step", "3", "--around", "1"],
+        ["when", "run", "--text", "dogs"],
+        ["report", "run"],
+        ["amend", "mix.toml", "--skip", "6:7", "--set", "training.steps=9"],
+    ],
+}
+
+
+def test_commands_about_a_run_do_not_import_torch(python, run, tmp_path):
+    """It would be most of their time: 2 to 3 s."""
+    pytest.importorskip("matplotlib")
+    code = """
+import json, os, sys
+os.chdir(sys.argv[2])
+from penstock.cli.app import app
+found = {}
+for group, commands in json.loads(sys.argv[1]).items():
+    for command in commands:
+        app(command, standalone_mode=False)
+    heavy = {"torch", "transformers", "datasets", "awkward", "pyarrow", "tokenizers", "gigatoken"}
+    found[group] = sorted(heavy & set(sys.modules))
+sys.stderr.write(json.dumps(found))
+"""
+    found = json.loads(python(code, json.dumps(COMMANDS), tmp_path).stderr)
+
+    assert found == {"numpy": [], "tokenizers": ["gigatoken", "pyarrow", "tokenizers"]}
+
+
 def test_inspect_shows_the_rows_of_a_step_with_documents_mask_and_loss(run):
     shown = run("inspect", "run", "--step", 3, "--around", 1).stdout
     lines = shown.splitlines()

@@ -10,6 +10,7 @@ import penstock as ps
 from penstock.errors import PlanError, ResumeError
 from penstock.inspect import RunSteps, find_documents, seen, when
 from penstock.inspect.documents import document_span
+from penstock.inspect.seen import excluded_targets
 from penstock.loader import BatchFormat, FingerprintLog
 from penstock.loader.fingerprints import RowReader
 from penstock.order.steps import Steps
@@ -106,6 +107,7 @@ def check_amended(run, seed):
     plan, _, _, history, plain = run
     num_steps = min(plan.end, 180) // 12
     excluded = check_targets(plan, history, plain, 3 * num_steps)
+    assert sum(excluded_targets(plan, 12 * num_steps).values()) == excluded
     check_resume(np.random.default_rng(seed), plan, history, num_steps)
     return excluded
 

@@ -241,6 +241,22 @@ def test_texts_of_a_plan_are_found_in_every_source_with_their_progress(stores):
             assert any(origin.document == each.document for origin in plan.origins(position))
 
 
+def test_a_document_of_a_store_is_found_behind_token_files_of_several_parts(tmp_path):
+    for name in ("a", "b", "c"):
+        np.save(tmp_path / f"{name}.npy", np.arange(10, dtype=np.uint16))
+    files = ps.open_tokens(str(tmp_path / "*.npy"), vocab_size=257)
+    assert len(files.part_tokens) == 3
+    store = ps.build(ps.Texts(["one", "two", "three"]), tmp_path / "store", tokenizer="bytes")
+    plan = ps.Plan(ps.Windows([files, store], length=4), shuffle="none")
+
+    name = store.manifest.inputs[0]["name"]
+
+    (found,) = find_documents(plan, name, store.origin(2).offset)
+
+    assert found.span == (38, 44)
+    assert bytes(plan.sources[found.source].stream.tokens(38, 43).tolist()) == b"three"
+
+
 class Borrowed:
     """Rows of a user, which have the stream of other rows."""
 

@@ -11,9 +11,9 @@ import torch
 
 from penstock.errors import MissingExtraError, TrainError
 from penstock.train import GPT, Display, RunProgress, RunReport
-from penstock.train.command import generate
 from penstock.train.display import draw_curve, report_line, write_curve
 from penstock.train.metrics import Metrics, peak_flops, peak_memory, read_metrics
+from penstock.train.sample import generate
 
 
 def metrics(num_steps=2_000):

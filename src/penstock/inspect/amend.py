@@ -16,8 +16,8 @@ from penstock.order.plan import Plan
 from penstock.order.weights import Weight
 from penstock.paths import expand_user, is_remote, redacted
 from penstock.recipe import Tables, read_recipe
-from penstock.train.checkpoint import Checkpoints
 from penstock.train.data import open_added
+from penstock.train.record import checkpoint_paths
 
 Json = dict[str, Any]
 
@@ -150,7 +150,7 @@ def _place(
 def _refuse_trained(run: OpenedRun, position: int) -> None:
     """Raise if the run of a recipe has a checkpoint after the position of an amendment."""
     directory = run.recipe.output / "checkpoints"
-    steps = list(Checkpoints(directory, keep_last=1).paths()) if run.record is not None else []
+    steps = list(checkpoint_paths(directory)) if run.record is not None else []
     if not steps:
         return
     trained = run.steps.open_ended().span(steps[-1])[1]

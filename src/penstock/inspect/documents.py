@@ -11,18 +11,20 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.errors import PlanError, StoreError
 from penstock.inspect.runs import RunSteps
-from penstock.inspect.text import Progress, find_text
 from penstock.order.budget import Budget
 from penstock.order.integers import END
 from penstock.order.plan import Plan
 from penstock.rows.protocol import Integers, Rows
 from penstock.store.reader import TokenStore, tokenizer_of
+
+if TYPE_CHECKING:
+    from penstock.inspect.text import Progress
 
 Json = dict[str, Any]
 
@@ -204,10 +206,7 @@ def document_span(rows: Rows, member: int, store: TokenStore, document: int) -> 
     stream = rows.stream
     assert stream is not None  # the store is a member of it
     # Pieces of a stream are the parts of its members, one member after the other.
-    before = sum(
-        len(each.manifest.parts) if isinstance(each, TokenStore) else 1
-        for each in stream.members[:member]
-    )
+    before = sum(len(each.part_tokens) for each in stream.members[:member])
     ends = np.cumsum(store.manifest.part_documents)
     part = int(np.searchsorted(ends, document, side="right"))
     within = document - int(ends[part] - store.manifest.parts[part].num_documents)
@@ -224,7 +223,7 @@ def find_texts(
     text: str,
     source: str | None = None,
     tokenizer: object = None,
-    progress: Progress | None = None,
+    progress: "Progress | None" = None,
 ) -> Iterator[FoundDocument]:
     """Yield the tokens of every place at which a text occurs in the documents of a plan.
 
@@ -235,6 +234,8 @@ def find_texts(
         tokenizer: The tokenizer, of a store whose tokenizer is not known here.
         progress: Called with the tokens that were searched, and all tokens.
     """
+    from penstock.inspect.text import find_text  # it imports Arrow and the tokenizers
+
     stores = list(_stores(plan, source))
     total = sum(store.num_tokens for _, _, store in stores)
     before = 0

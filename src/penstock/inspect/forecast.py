@@ -9,11 +9,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-import torch
-
 from penstock.inspect.runs import OpenedRun, RunSteps
-from penstock.inspect.seen import targets_in
-from penstock.loader.loader import Loader
+from penstock.inspect.seen import excluded_targets, targets_in
 from penstock.order.plan import Plan
 from penstock.rows.documents import Documents
 from penstock.rows.packs import Packs
@@ -54,7 +51,7 @@ class SourceForecast:
     run_tokens: int | None
     """Targets in these rows, by the mean of all rows."""
     trained_tokens: int | None
-    """Targets that a loss mask does not exclude, by the mean of the store."""
+    """Targets that no loss mask excludes, by the mean of the store, and no amendment, exactly."""
     asked: float | None
     """The share of the rows that its weight asks for."""
     delivered: float
@@ -90,6 +87,8 @@ class Speed:
     gpu: str
     gpu_tokens_per_second: float
     """What one such GPU needs, at half of its peak, for the model of the recipe."""
+    is_here: bool
+    """Whether this machine has that GPU; otherwise, an H100 is an example."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,6 +150,7 @@ def forecast(run: OpenedRun, *, measured: bool = True) -> Forecast:
 
 def _sources(plan: Plan, steps: RunSteps, num_rows: int) -> tuple[SourceForecast, ...]:
     found = []
+    excluded = excluded_targets(plan, num_rows)
     for name, run_rows, asked, repeats_at in plan.outlook(num_rows):
         rows = plan.sources[name]
         inner = _unwrapped(rows)
@@ -166,7 +166,9 @@ def _sources(plan: Plan, steps: RunSteps, num_rows: int) -> tuple[SourceForecast
                 tokens=rows.num_tokens,
                 run_rows=run_rows,
                 run_tokens=tokens,
-                trained_tokens=None if tokens is None else round(tokens * _trained_share(rows)),
+                trained_tokens=None
+                if tokens is None
+                else max(0, round(tokens * _trained_share(rows)) - excluded.get(name, 0)),
                 asked=None if asked is None else asked / max(1, num_rows),
                 delivered=run_rows / max(1, num_rows),
                 epochs=run_rows / max(1, len(rows)),
@@ -246,6 +248,10 @@ def _memory(run: OpenedRun, per_step: int) -> int:
 
 def _measure(run: OpenedRun, per_step: int) -> Speed:
     """Measure how many tokens a loader gives per second, and compare with the need of a GPU."""
+    import torch
+
+    from penstock.loader.loader import Loader
+
     loader = Loader(run.plan, global_batch_size=per_step, rank=0, world_size=1)
     num_tokens, begun = 0, 0.0
     for batch in loader:
@@ -256,13 +262,16 @@ def _measure(run: OpenedRun, per_step: int) -> Speed:
             break
     seconds = max(1e-9, time.perf_counter() - begun)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    peak, gpu = peak_flops(device), "H100"
-    if peak is None:
-        peak = known_peak_flops(gpu)
-    else:
-        gpu = torch.cuda.get_device_name(device)
-    needed = _USED_PEAK * peak / run.job.model.flops_per_token
-    return Speed(tokens_per_second=num_tokens / seconds, gpu=gpu, gpu_tokens_per_second=needed)
+    peak = peak_flops(device)
+    gpu = "H100" if peak is None else torch.cuda.get_device_name(device)
+    return Speed(
+        tokens_per_second=num_tokens / seconds,
+        gpu=gpu,
+        gpu_tokens_per_second=_USED_PEAK
+        * (known_peak_flops(gpu) if peak is None else peak)
+        / run.job.model.flops_per_token,
+        is_here=peak is not None,
+    )
 
 
 def _warnings(
@@ -283,7 +292,7 @@ def _warnings(
     found += _shared_data(run)
     # Without a GPU on this machine, it is not known which one the model will be trained on.
     is_slow = speed is not None and speed.tokens_per_second < speed.gpu_tokens_per_second
-    if speed is not None and is_slow and torch.cuda.is_available():
+    if speed is not None and speed.is_here and is_slow:
         found.append(
             f"this machine prepares {speed.tokens_per_second:,.0f} tokens/s, and one {speed.gpu} "
             f"may need {speed.gpu_tokens_per_second:,.0f}"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Self, final
+from typing import TYPE_CHECKING, Self, final
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from penstock.ledger import RUN_FILE as LEDGER_NAME
 from penstock.ledger import read_ledger
 from penstock.loader.fingerprints import FILE_NAME as LOG_NAME
 from penstock.loader.fingerprints import LoggedStep, read_fingerprints
-from penstock.loader.loader import Loader
 from penstock.order.integers import END
 from penstock.order.plan import Plan
 from penstock.order.steps import Steps
@@ -35,6 +34,9 @@ from penstock.train.data import store_sides
 from penstock.train.metrics import Line, read_metrics
 from penstock.train.record import FILE_NAME as RECORD_NAME
 from penstock.train.record import RunRecord, read_record
+
+if TYPE_CHECKING:
+    from penstock.loader.loader import Loader
 
 _ROWS_ADVICE = (
     "the recipe leaves the rows of a step to the device. Give them with "
@@ -71,7 +73,7 @@ class RunSteps:
         return f"RunSteps({total}, the first is {self.first}; {self.num_recorded:,} recorded)"
 
     @classmethod
-    def of(cls, loader: Loader[object]) -> Self:
+    def of(cls, loader: "Loader[object]") -> Self:
         """Return the steps of a loader, which are numbered from 0."""
         run = loader.run
         return cls(run.steps, edges=(run.steps.start,), first=0, total=run.num_steps)
@@ -147,9 +149,7 @@ class OpenedRun:
     @property
     def tokenizer(self) -> str | None:
         """The tokenizer that the recipe names, for a store whose tokenizer is not known here."""
-        default = DataConfig.__dataclass_fields__["tokenizer"].default
-        named = self.recipe.data.tokenizer
-        return None if named == default else named
+        return self.recipe.data.named_tokenizer
 
     @cached_property
     def metrics(self) -> dict[int, Line]:

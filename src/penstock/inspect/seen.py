@@ -3,11 +3,15 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from penstock.inspect.runs import RunSteps
+from penstock.loader.fingerprints import RowReader
 from penstock.order.plan import Plan
-from penstock.rows.protocol import Rows
+from penstock.rows.protocol import Integers, Rows
 
 Json = dict[str, Any]
+_READ_ROWS = 256  # rows at a time, so that any number of them needs little memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +73,33 @@ def targets_in(source: Rows, num_rows: int) -> int | None:
     if source.num_tokens is None:
         return None
     return round(source.num_tokens * num_rows / max(1, len(source)))
+
+
+def excluded_targets(plan: Plan, end: int) -> dict[str, int]:
+    """Return how many targets before a position amendments exclude, by source; exact.
+
+    The rows with excluded documents are read, and no others.
+    """
+    positions: dict[str, set[int]] = {}
+    for each in plan.amendments:
+        for name, spans in each.exclude.items():
+            for span in spans:
+                samples = plan.sources[name].holding(*span)
+                found = plan.positions_of(name, samples, before=end)
+                positions.setdefault(name, set()).update(found[found >= each.position].tolist())
+    if not positions:
+        return {}
+    # Rows are read by their numbers, so the order of the second plan does not matter.
+    amended, plain = RowReader(plan), RowReader(Plan(dict(plan.sources), shuffle="none"))
+    counts = dict.fromkeys(positions, 0)
+    for name, some in positions.items():
+        ordered = np.array(sorted(some), np.int64)
+        for first in range(0, len(ordered), _READ_ROWS):
+            located = amended.locate(ordered[first : first + _READ_ROWS])
+            counts[name] += _num_targets(plain, located) - _num_targets(amended, located)
+    return counts
+
+
+def _num_targets(reader: RowReader, located: Integers) -> int:
+    tokens, targets, _ = reader.assembler.read(located)
+    return tokens[:, 1:].size if targets is None else int(targets.sum())

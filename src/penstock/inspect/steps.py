@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,9 @@ from penstock.loader.run import AnyPlan
 from penstock.order.steps import PADDING, rows_per_rank
 from penstock.rows.origins import RowOrigin
 from penstock.rows.protocol import Array, Fields, Integers, token_spans
-from penstock.tokenize.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from penstock.tokenize.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 
@@ -183,7 +185,7 @@ def read_rows(
     return rows
 
 
-def _known(tokenizers: RowTokenizers, name: str) -> Tokenizer | None:
+def _known(tokenizers: RowTokenizers, name: str) -> "Tokenizer | None":
     try:
         return tokenizers.of(name)
     except MissingTokenizerError:  # ids can be shown without their text
@@ -206,7 +208,7 @@ def _segments(
     trained: Array,
     begin: int,
     origins: Sequence[RowOrigin],
-    tokenizer: Tokenizer | None,
+    tokenizer: "Tokenizer | None",
 ) -> tuple[Segment, ...]:
     """Cut a row where a document begins, and where tokens begin or cease to be trained on."""
     edges = np.cumsum([0] + [stop - start for *_, (start, stop), _, _ in origins])

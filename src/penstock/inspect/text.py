@@ -11,8 +11,10 @@ one document and partly in another is not a match.
 """
 
 import os
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -26,6 +28,8 @@ from penstock.tokenize.tokenizer import Tokenizer
 
 _BLOCK_TOKENS = 1 << 18
 Ids = NDArray[Any]
+_PIECE_TOKENS = 256  # a piece of a document whose decoder is not exact token by token
+_CONTEXT_TOKENS = 32  # before a piece: a decoder decides about spaces by the token before
 _QUEUED = 4  # tasks of each thread that wait, so that no thread is idle
 
 Progress = Callable[[int, int], None]
@@ -123,9 +127,12 @@ class _Search:
         size = len(ids)
         if not self._store.edges(number)[1]:
             ids = np.concatenate([ids, self._following(number)])
+        if not self._joins:
+            yield from self._found_in(number, ids, start, size)
+            return
         # A token has at least one byte, so this many more tokens hold the rest of a match.
-        more, block = len(self._needle), _BLOCK_TOKENS if self._joins else len(ids)
-        for first in range(0, size, block or 1):
+        more, block = len(self._needle), _BLOCK_TOKENS
+        for first in range(0, size, block):
             some = ids[first : first + block + more]
             data = self._tokenizer.decode_bytes(some)
             at = data.find(self._needle)
@@ -140,6 +147,17 @@ class _Search:
                     span = start + first + low, start + first + high + 1
                     yield TextMatch(number, span)
                 at = data.find(self._needle, at + 1)
+
+    def _found_in(self, number: int, ids: Ids, start: int, size: int) -> Iterator[TextMatch]:
+        """Yield the matches that begin in the first `size` tokens of a document."""
+        data = self._tokenizer.decode_bytes(ids)
+        at = data.find(self._needle)
+        tokens = None if at < 0 else _DecodedTokens(ids, data, self._tokenizer.decode_bytes)
+        while tokens is not None and at >= 0:
+            low, high = tokens.span(at, at + len(self._needle))
+            if low < size:  # others begin in the next piece of the document
+                yield TextMatch(number, (start + low, start + high))
+            at = data.find(self._needle, at + 1)
 
     def _text_ids(self, number: int) -> tuple[Ids, int]:
         """Return the tokens of a document that are text, and how many come before them."""
@@ -161,14 +179,83 @@ class _Search:
 
     def _edges(self, ids: Ids) -> NDArray[np.int64]:
         """Return the byte at which each token ends."""
-        if not self._joins:
-            ends = [
-                len(self._tokenizer.decode_bytes(ids[:stop])) for stop in range(1, len(ids) + 1)
-            ]
-            return np.array(ends, np.int64)
         distinct, which = np.unique(ids, return_inverse=True)
         for each in distinct.tolist():
             if each not in self._sizes:
                 self._sizes[each] = len(self._tokenizer.decode_bytes([each]))
         sizes = np.array([self._sizes[each] for each in distinct.tolist()], np.int64)
         return np.cumsum(sizes[which])
+
+
+class _DecodedTokens:
+    """Finds the tokens of a document that hold some bytes of its text, for any decoder.
+
+        tokens    ├──── 256 ────┼──── 256 ────┼─ …      pieces
+                         ├ 32 ┤├──── 256 ────┤           decoded together
+
+    A decoder may add, remove or merge what neighbours stand for, so the text of the first n tokens
+    must be decoded to know where token n ends. To decode all of them would take quadratic time.
+    So the document is cut into pieces, which are decoded with a few tokens before them. A cut is
+    made only where the text of the piece is what the text of the whole document has there.
+
+    Args:
+        ids: The tokens of the document.
+        data: Their text.
+        decode: The decoder.
+    """
+
+    def __init__(self, ids: Ids, data: bytes, decode: Callable[[Ids], bytes]) -> None:
+        self._ids, self._data, self._decode = ids, data, decode
+        self._firsts, self._starts = [0], [0]  # of each piece: its first token, and its first byte
+        self._settled = cache(self._count_settled)
+        while (cut := self._next_cut()) is not None:
+            self._firsts.append(cut[0])
+            self._starts.append(cut[1])
+
+    def _next_cut(self) -> tuple[int, int] | None:
+        """Return the token and the byte of the next cut; None if the rest is one piece."""
+        first = self._firsts[-1] + _PIECE_TOKENS
+        # A character may consist of several tokens, so a few places are tried.
+        for each in range(first, min(first + _CONTEXT_TOKENS, len(self._ids))):
+            text = self._text(len(self._firsts) - 1, each)
+            if text and self._data.startswith(text, self._starts[-1]):
+                return each, self._starts[-1] + len(text)
+        return None
+
+    def _text(self, piece: int, stop: int) -> bytes:
+        """Return what the tokens from the first of a piece to `stop` add to the text."""
+        first = self._firsts[piece]
+        context = max(0, first - _CONTEXT_TOKENS)
+        before = self._decode(self._ids[context:first]) if first else b""
+        return self._decode(self._ids[context:stop])[len(before) :]
+
+    def _count_settled(self, stop: int) -> int:
+        """Return how many bytes of the text the first `stop` tokens determine."""
+        piece = bisect_left(self._firsts, stop) - 1 if stop else 0
+        text, start = self._text(piece, stop), self._starts[piece]
+        # If the tokens end inside a character, its bytes are decoded as U+FFFD.
+        pairs = enumerate(zip(text, self._data[start : start + len(text)], strict=False))
+        return start + next((n for n, (one, two) in pairs if one != two), len(text))
+
+    def span(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the tokens `[low, high)` that hold the bytes `[start, stop)`."""
+        # A character may consist of several tokens, and the last of them settles it.
+        near = self._before(after := self._tokens_until(start))
+        settled = max(map(self._settled, near), default=0)
+        low = next((each for each in near if self._settled(each) == settled), after - 1)
+        return low, self._tokens_until(stop - 1)
+
+    def _tokens_until(self, byte: int) -> int:
+        """Return how many tokens from the start of the document determine a byte."""
+        piece = bisect_right(self._starts, byte) - 1
+        first = self._firsts[piece] + 1
+        last = self._firsts[piece + 1] if piece + 1 < len(self._firsts) else len(self._ids)
+        found = first + bisect_right(range(first, last + 1), byte, key=self._settled)
+        # Not always the first such number: bytes of characters are merged only when their number
+        # is right, so the next tokens may unsettle what was settled.
+        return next((each for each in self._before(found) if self._settled(each) > byte), found)
+
+    def _before(self, count: int) -> range:
+        """Return some numbers of tokens below `count`, of the same piece."""
+        first = self._firsts[bisect_left(self._firsts, count) - 1]
+        return range(max(first, count - _CONTEXT_TOKENS), count)

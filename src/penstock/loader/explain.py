@@ -11,7 +11,7 @@ it was trained on.
 
 from dataclasses import dataclass
 from html import escape
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.loader.run import AnyPlan
 from penstock.order.steps import PADDING
@@ -19,7 +19,9 @@ from penstock.rows.origins import RowOrigin
 from penstock.rows.protocol import Array, Integers, Rows, token_spans
 from penstock.store.reader import TokenStore, tokenizer_of
 from penstock.streaming.plan import StreamedPlan
-from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from penstock.tokenize.tokenizer import Tokenizer
 
 _SHOWN_CHARACTERS = 200
 _SHOWN_DOCUMENTS = 5
@@ -126,14 +128,18 @@ class RowTokenizers:
         self._plan, self._given = plan, given
         self._found: dict[str, Tokenizer | None] = {}
 
-    def of(self, name: str) -> Tokenizer | None:
+    def of(self, name: str) -> "Tokenizer | None":
         """Return the tokenizer of a source; None if it is of a bare token file."""
         if name not in self._found:  # to load one may take a second
             self._found[name] = self._load(self._plan.sources[name])
         return self._found[name]
 
-    def _load(self, rows: Rows) -> Tokenizer | None:
+    def _load(self, rows: Rows) -> "Tokenizer | None":
         for member in rows.stream.members if rows.stream is not None else ():
             if isinstance(member, TokenStore):
                 return tokenizer_of(member.manifest, self._given)
-        return None if self._given is None else load_tokenizer(self._given)
+        if self._given is None:
+            return None
+        from penstock.tokenize.tokenizer import load_tokenizer  # it imports Arrow and the engines
+
+        return load_tokenizer(self._given)

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 from numpy.typing import NDArray
 
 ArrowArray = Any
@@ -232,7 +231,9 @@ def null_rows(array: ArrowArray) -> NDArray[np.intp]:
     """
     if not array.null_count:
         return np.zeros(0, np.intp)
-    rows = pa.compute.indices_nonzero(array.is_null())
+    import pyarrow.compute as pc  # as slow to import as the rest of Arrow, and seldom needed
+
+    rows = pc.indices_nonzero(array.is_null())
     return np.frombuffer(rows.buffers()[1], np.uint64, count=len(rows)).astype(np.intp)
 
 

@@ -51,6 +51,7 @@ from penstock.store.lock import lock_path, locked
 from penstock.train.config import ModelConfig
 from penstock.train.distributed import World
 from penstock.train.model import GPT
+from penstock.train.record import checkpoint_paths
 
 _FORMAT = 3
 _FORMATS = (2, _FORMAT)
@@ -59,7 +60,6 @@ _TRAILER = re.compile(rb"\npenstock-sha256 ([0-9a-f]{64})\n")
 _TRAILER_BYTES = 82
 _KEYS = {"format", "progress", "model_config", "data", "model", "optimizers"}
 _DICTS = _KEYS - {"format", "optimizers"}
-_NAME = re.compile(r"step-(\d{8,})\.pt")
 # Errors of file systems that are read-only or have no locks, as on some clusters. A finished run
 # can still be opened there, without a lock.
 _NO_LOCKS = {errno.EACCES, errno.EROFS, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
@@ -94,13 +94,7 @@ class Checkpoints:
 
     def paths(self) -> dict[int, Path]:
         """The checkpoint files by their step, oldest first."""
-        # The pattern excludes temporary files of `write_file`, which a kill can leave.
-        found = {
-            int(match[1]): path
-            for path in self.directory.glob("step-*.pt")
-            if (match := _NAME.fullmatch(path.name))
-        }
-        return dict(sorted(found.items()))
+        return checkpoint_paths(self.directory)
 
     def last_saved(self) -> str:
         """A sentence that names the last checkpoint, for messages."""

@@ -1,7 +1,8 @@
 """The parts that `penstock train`, `penstock plan` and `python -m penstock.train` share.
 
 A command names a recipe, a text file or a store. For the last two, a recipe is guessed, and each
-guess is printed. Flags then change single settings of the recipe.
+guess is printed. Flags then change single settings of the recipe. torch is imported by functions
+that need it: `penstock inspect` opens the data of a recipe without it.
 """
 
 import glob
@@ -11,34 +12,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from penstock.digest import derive_key
 from penstock.errors import (
     MissingInputError,
-    MissingTokenizerError,
     PlanError,
     RecipeError,
     SourceError,
     StoreError,
     TokenizerError,
-    TrainError,
 )
 from penstock.formats.open import is_token_file
 from penstock.paths import expand_user, is_remote, redacted
-from penstock.recipe import Recipe, Tables, parse_recipe, read_recipe, set_value
+from penstock.recipe import (
+    DEFAULT_TOKENIZER,
+    Recipe,
+    Tables,
+    parse_recipe,
+    read_recipe,
+    set_value,
+)
 from penstock.remote.address import store_path
 from penstock.store.files import write_file
-from penstock.store.reader import TokenStore
 from penstock.train.config import TrainingJob
 from penstock.train.data import TOKEN_FILES, open_data, store_sides
-from penstock.train.distributed import select_device
-from penstock.train.metrics import Log, RunResult
-from penstock.train.model import GPT
 from penstock.train.record import recipe_tables
-from penstock.train.run import train
-from penstock.train.vocabulary import stores_of, vocab_size_of
+from penstock.train.vocabulary import vocab_size_of
+
+if TYPE_CHECKING:
+    from penstock.train.metrics import Log, RunResult
 
 _FLAGS = {
     "train_file": "data.train",
@@ -51,10 +53,7 @@ _FLAGS = {
     "output": "output",
 }
 NO_VALIDATION = "there is no validation data; set it with data.val or --val_file"
-_DEFAULT_TOKENIZER = "gpt2"
 _MAX_HELD_OUT_BYTES = 10_000_000
-_TEMPERATURE = 0.8  # below 1, likely tokens become more likely
-_TOP_K = 50
 # The settings that are guessed with and without a GPU.
 _GPU_GUESSES: Tables = {
     "data.length": 1024,
@@ -109,7 +108,7 @@ def recipe_changes(settings: list[str], **flags: str | float | None) -> Tables:
     return changes
 
 
-def choose_recipe(source: str | None, changes: Tables, device: str | None, log: Log) -> Recipe:
+def choose_recipe(source: str | None, changes: Tables, device: str | None, log: "Log") -> Recipe:
     """The recipe that a command names; otherwise a guessed recipe, and each guess is logged."""
     if source is not None and Path(source).suffix == ".toml":
         return read_recipe(source, changes)
@@ -156,7 +155,7 @@ def _naming_settings(recipe: Recipe, table: str) -> Iterator[None]:
         raise
 
 
-def open_job(recipe: Recipe, log: Log) -> TrainingJob:
+def open_job(recipe: Recipe, log: "Log") -> TrainingJob:
     """Open the stores of a recipe and return the job; if the data is text, build them first."""
     with _naming_settings(recipe, "data"):
         plan, val = open_data(recipe.data, recipe.output, log=log, ledger=recipe.ledger)
@@ -172,8 +171,12 @@ def open_job(recipe: Recipe, log: Log) -> TrainingJob:
     )
 
 
-def run_recipe(recipe: Recipe, *, device: str | None, log: Log) -> RunResult:
+def run_recipe(recipe: Recipe, *, device: str | None, log: "Log") -> "RunResult":
     """Train with the settings of a recipe, then write sample.txt beside the run's other files."""
+    from penstock.train.distributed import select_device
+    from penstock.train.run import train
+    from penstock.train.sample import sample_text
+
     select_device(device)  # reports a wrong name now, before any text is tokenized
     job = open_job(recipe, log)
     if job.val is None:
@@ -183,7 +186,7 @@ def run_recipe(recipe: Recipe, *, device: str | None, log: Log) -> RunResult:
     if result.finished and result.rank == 0:
         # The model is trained and saved by now: a sample that cannot be made is no error.
         try:
-            text = _sample_text(job, result.model, recipe.data.tokenizer)
+            text = sample_text(job, result.model, recipe.data.named_tokenizer)
         except Exception as error:  # noqa: BLE001  (a Hub's library has many classes of errors)
             first = (str(error).splitlines() or [type(error).__name__])[0]
             log(f"no sample of text: {first}")
@@ -193,81 +196,13 @@ def run_recipe(recipe: Recipe, *, device: str | None, log: Log) -> RunResult:
     return result
 
 
-def _sample_text(job: TrainingJob, model: GPT, named: str) -> str:
-    """A hundred tokens that the model generates, decoded with the tokenizer of the data.
-
-    Args:
-        job: The job, which has the data.
-        model: The trained model.
-        named: The tokenizer of the recipe, for a store whose tokenizer was not loaded before.
-    """
-    store = stores_of(next(iter(job.plan.sources.values())))[0]
-    if not isinstance(store, TokenStore):
-        raise TrainError(f"{store.path} does not record its tokenizer")
-    from penstock.store.reader import tokenizer_of  # needs packages that training does not
-
-    # The model may have more ids than the tokenizer, and these have no text.
-    try:
-        tokenizer = tokenizer_of(store.manifest)
-    except MissingTokenizerError as error:
-        if named == _DEFAULT_TOKENIZER:  # nobody named it
-            raise TrainError(f"{error} In a recipe, that is data.tokenizer.") from None
-        tokenizer = tokenizer_of(store.manifest, named)
-    # The end token precedes the first token of every document but the first, so after it the model
-    # writes the beginning of a document.
-    end = store.manifest.contents["eos_id"]
-    first = [int(end)] if end is not None else [int(store.tokens(0, 1)[0])]
-    tokens = generate(model, first, num_tokens=100, vocab_size=tokenizer.vocab_size)
-    return tokenizer.decode(tokens[len(first) :])
-
-
-@torch.no_grad()
-def generate(
-    model: GPT,
-    tokens: list[int],
-    *,
-    num_tokens: int = 100,
-    seed: int = 0,
-    vocab_size: int | None = None,
-) -> list[int]:
-    """`tokens`, continued by the model; the same seed draws the same tokens.
-
-    Args:
-        model: A model, which is left in the mode it was in: training or evaluation.
-        tokens: The beginning, at least one token.
-        num_tokens: The number of tokens to add.
-        seed: The seed of the draws.
-        vocab_size: Draw ids below this number, if the tokenizer has fewer than the model.
-
-    Raises:
-        TrainError: the logits are not finite.
-    """
-    device = model.token_embedding.weight.device
-    # A separate generator is used, so that the state of torch's global one does not change.
-    generator = torch.Generator(device).manual_seed(derive_key("sample", seed) >> 1)
-    was_training = model.training
-    model.eval()
-    written = torch.tensor([tokens], device=device)
-    try:
-        for _ in range(num_tokens):
-            # There is no cache of keys and values: for a hundred tokens it is not worth its code.
-            # The model was trained on rows of `length` tokens, so it sees the last ones.
-            logits = model(written[:, -model.config.length :])[0, -1, :vocab_size].float()
-            if not bool(logits.isfinite().all()):
-                raise TrainError(
-                    "The logits of the model are not finite, so no token can be drawn."
-                )
-            likeliest, ids = (logits / _TEMPERATURE).topk(min(_TOP_K, len(logits)))
-            drawn = torch.multinomial(likeliest.softmax(0), 1, generator=generator)
-            written = torch.cat([written, ids[drawn][None]], dim=1)
-    finally:
-        model.train(was_training)
-    return [int(each) for each in written[0]]
-
-
 def _guess_recipe(source: str, device: str | None) -> Tables:
     """The settings of a recipe for a store or a text, by dotted names."""
-    has_gpu = (device or ("cuda" if torch.cuda.is_available() else "cpu")).startswith("cuda")
+    if device is None:
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    has_gpu = device.startswith("cuda")
     settings = _GPU_GUESSES if has_gpu else _CPU_GUESSES
     if "://" in source:
         url = store_path(source)
@@ -288,7 +223,7 @@ def _guess_recipe(source: str, device: str | None) -> Tables:
         size = path.stat().st_size if path.is_file() else 0
         # A tenth of the text is held out, but no more than 10 MB.
         share = min(0.1, _MAX_HELD_OUT_BYTES / max(1, size))
-        guesses = {"data.tokenizer": _DEFAULT_TOKENIZER, "data.documents": "auto"}
+        guesses = {"data.tokenizer": DEFAULT_TOKENIZER, "data.documents": "auto"}
         guesses["data.split"] = f"tail:{share:.6f}".rstrip("0")
     named = path
     if is_pattern:  # the run is named after the last folder without a wildcard

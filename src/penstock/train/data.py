@@ -7,16 +7,16 @@
     computed at once           ├─────┼─────┼───┤        micro-batches of batch_size rows
 
 The loader returns one batch per step and process. So the rows of a step depend neither on how
-many fit on a device nor on the number of devices.
+many fit on a device nor on the number of devices. Commands open the data without torch, so the
+functions that make a loader import it.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from penstock.cli.progress import build_lines
 from penstock.errors import PlanError, SourceError, StoreBusyError, StoreError
@@ -24,7 +24,6 @@ from penstock.formats.open import is_token_file, recognised
 from penstock.formats.tables import holds_text
 from penstock.ledger import AddedStore, LedgerLine, amended
 from penstock.loader.fingerprints import RowReader
-from penstock.loader.loader import Loader
 from penstock.loader.run import AnyPlan
 from penstock.order.plan import Plan
 from penstock.order.steps import PADDING
@@ -42,7 +41,12 @@ from penstock.store.sides import has_file, open_stores
 from penstock.store.summary import describe_rules
 from penstock.streaming.plan import StreamedPlan
 from penstock.train.config import TrainingConfig, TrainingJob
-from penstock.train.distributed import World
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.loader.loader import Loader
+    from penstock.train.distributed import World
 
 _POLL_SECONDS = 0.2
 _LEAST_TOKENS = 2  # of a row: an input and its target
@@ -251,7 +255,7 @@ def open_added(
     return _Opener(config, output, log).added(source)
 
 
-def step_rows(config: TrainingConfig, rows: int, world: World) -> int:
+def step_rows(config: TrainingConfig, rows: int, world: "World") -> int:
     """The number of rows of a step on all processes; each computes micro-batches of `rows` rows."""
     total = config.global_batch_size or rows * world.size
     if total % (rows * world.size):
@@ -262,8 +266,10 @@ def step_rows(config: TrainingConfig, rows: int, world: World) -> int:
     return total
 
 
-def training_loader(job: TrainingJob, world: World, total: int) -> Loader[Any]:
+def training_loader(job: TrainingJob, world: "World", total: int) -> "Loader[Any]":
     """The loader of this process, for steps of `total` rows on all processes."""
+    from penstock.loader.loader import Loader
+
     return Loader(
         job.plan,
         global_batch_size=total,
@@ -274,10 +280,12 @@ def training_loader(job: TrainingJob, world: World, total: int) -> Loader[Any]:
     )
 
 
-def validation_loader(job: TrainingJob, world: World, rows: int) -> Loader[Any] | None:
+def validation_loader(job: TrainingJob, world: "World", rows: int) -> "Loader[Any] | None":
     """A loader of the same `val_rows` rows at every validation; None without validation data."""
     if job.val is None:
         return None
+    from penstock.loader.loader import Loader
+
     num_rows = min(job.training.val_rows, len(job.val))
     # The first rows of a shuffled epoch, the same ones every time. Half a row is added, so that
     # rounding cannot take one away.
@@ -297,7 +305,7 @@ def validation_loader(job: TrainingJob, world: World, rows: int) -> Loader[Any] 
     )
 
 
-def step_fingerprints(loader: Loader[Any], reader: RowReader) -> list[int]:
+def step_fingerprints(loader: "Loader[Any]", reader: RowReader) -> list[int]:
     """The fingerprints of this rank's rows in the step that the loader has just yielded.
 
     That of the rows is the loader's own. For that of the tokens, the rows are read again. Both are
@@ -310,7 +318,7 @@ def step_fingerprints(loader: Loader[Any], reader: RowReader) -> list[int]:
     return [int(each) for each in found]
 
 
-def microbatches(batch: dict[str, Tensor], rows: int) -> Iterator[list[Tensor | None]]:
+def microbatches(batch: "dict[str, Tensor]", rows: int) -> "Iterator[list[Tensor | None]]":
     """The micro-batches of a batch, of up to `rows` rows each, as arguments of `GPT.forward`."""
     fields = [batch.get(name) for name in _FIELDS]
     for start in range(0, len(batch["inputs"]), rows):

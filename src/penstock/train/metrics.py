@@ -5,7 +5,8 @@
     {"kind": "target", "step": 900, "val_loss": 5.49, …}
 
 Losses are written with all digits, so they read back as the same number. A run that resumes
-removes the lines after its checkpoint and writes them again, with the same values.
+removes the lines after its checkpoint and writes them again, with the same values. Commands read
+the file without torch, so this module imports it where a device is asked.
 """
 
 import json
@@ -18,16 +19,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MissingExtraError
 from penstock.store.files import read_file, write_file
 from penstock.store.folders import open_regular, refuse_link
 from penstock.train.config import ModelConfig
-from penstock.train.distributed import World
-from penstock.train.model import GPT
+
+if TYPE_CHECKING:
+    import torch
+
+    from penstock.train.distributed import World
+    from penstock.train.model import GPT
 
 # Peak FLOP/s of dense matrix products in bfloat16, from the makers' data sheets. The first entry
 # that is part of the device's name is used, so "H100 PCIe" must come before "H100".
@@ -76,7 +79,7 @@ class RunResult:
     """False if the run was asked to stop; the same call then resumes it."""
     rank: int
     """The rank of this process; rank 0 writes the files."""
-    model: GPT
+    model: "GPT"
     output: Path
 
 
@@ -109,7 +112,7 @@ class Throughput:
     TIMED_STEPS = 2 * _WINDOW_STEPS
     """After this many steps the speed is reliable: compilation slows down the first ones."""
 
-    def __init__(self, model: ModelConfig, world: World) -> None:
+    def __init__(self, model: ModelConfig, world: "World") -> None:
         self._model, self._world = model, world
         self._peak_flops = peak_flops(world.device)
         self.num_steps = 0
@@ -260,10 +263,12 @@ def _tensorboard(directory: Path, step: int) -> Any:
     return SummaryWriter(directory / "tensorboard", purge_step=step + 1 if step else 0)
 
 
-def peak_flops(device: torch.device) -> float | None:
+def peak_flops(device: "torch.device") -> float | None:
     """The peak bfloat16 FLOP/s of a GPU; None for a CPU or an unknown GPU."""
     if device.type != "cuda":
         return None
+    import torch
+
     name = torch.cuda.get_device_name(device)
     return next((peak for known, peak in _PEAK_FLOPS.items() if known in name), None)
 
@@ -273,9 +278,11 @@ def known_peak_flops(name: str) -> float:
     return _PEAK_FLOPS[name]
 
 
-def peak_memory(device: torch.device) -> int:
+def peak_memory(device: "torch.device") -> int:
     """The most bytes in use so far, on the GPU or in this process; 0 if not known."""
     if device.type == "cuda":
+        import torch
+
         return torch.cuda.max_memory_allocated(device)
     try:
         import resource

@@ -7,6 +7,7 @@ may leave to the device. If the plan is amended, a copy of the ledger is in ledg
 """
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from penstock.train.config import TrainingJob
 
 FILE_NAME = "run.json"
 _FORMAT = 1
+_CHECKPOINT = re.compile(r"step-(\d{8,})\.pt")
 
 
 class RunRecord(NamedTuple):
@@ -95,3 +97,14 @@ def read_record(run: Path) -> RunRecord:
             f"{path} cannot be used: {error}. Name the recipe of the run instead of its directory."
         ) from error
     return record
+
+
+def checkpoint_paths(directory: Path) -> dict[int, Path]:
+    """Return the checkpoint files in a directory by their step, oldest first."""
+    # The pattern excludes temporary files of `write_file`, which a kill can leave.
+    found = {
+        int(match[1]): path
+        for path in directory.glob("step-*.pt")
+        if (match := _CHECKPOINT.fullmatch(path.name))
+    }
+    return dict(sorted(found.items()))
