@@ -85,6 +85,19 @@ def test_a_run_that_resumes_reads_what_the_ledger_says(run):
     assert run("diff", "run", "plain", code=1).output.startswith("identical for 5 steps (20 rows)")
 
 
+def test_a_dry_run_shows_the_amendment_and_writes_nothing(run):
+    asked = ["amend", "mix.toml", "--from-step", "6", "--weights", "web=0,code=1"]
+    shown = run(*asked, "--dry-run").output
+    found = json.loads(run(*asked, "--dry-run", "--json").output)
+    assert not Path("mix.ledger.jsonl").exists()
+    made = json.loads(run(*asked, "--json").output)
+
+    assert shown.startswith("would be amendment 1 in mix.ledger.jsonl, from step 6 on:")
+    assert "nothing was written" in shown
+    assert Path("mix.ledger.jsonl").exists()
+    assert {**found, "written": True} == made
+
+
 def test_commands_see_amendments_from_the_recipe_and_from_the_run(run):
     run("amend", "mix.toml", "--from-step", "6", "--weights", "web=0,code=1")
     Path("mix.ledger.jsonl").rename("kept")

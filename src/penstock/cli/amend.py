@@ -51,6 +51,9 @@ def amend_command(
         ),
     ] = None,
     settings: Settings = None,
+    dry_run: Annotated[
+        bool, option("Show what would change, and write nothing.", None, "--dry-run")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Change the data of a run from a step on: nothing before it changes.
@@ -58,7 +61,7 @@ def amend_command(
     Sources continue where they are, so no row is repeated before its epoch ends, and none is lost.
     The amendment is a line of a file beside the recipe, RECIPE.ledger.jsonl, to which lines are
     only added. A run that is training reads it when it is started again. Several changes can be
-    made at once.
+    made at once. See them first with --dry-run.
 
     penstock amend mix.toml --from-step 1001 --weights web=0.5,code=0.5
 
@@ -86,6 +89,7 @@ def amend_command(
         skip=None if skip is None else _steps(skip),
         exclude=[file_and_record("--exclude-document", each) for each in exclude_document or ()],
         settings=recipe_changes(settings or []),
+        dry_run=dry_run,
         log=log,
     )
     if as_json:
@@ -124,7 +128,8 @@ def _steps(text: str) -> tuple[int, int]:
 
 
 def _show(found: "AmendedRecipe") -> None:
-    write(f"amendment {found.number:,} in {found.ledger}, from step {found.step:,} on:")
+    would = "" if found.written else "would be "
+    write(f"{would}amendment {found.number:,} in {found.ledger}, from step {found.step:,} on:")
     write(f"  {visible(str(found.amendment), lines=False)}")
     if found.amendment.drop and not found.plan.is_weighted:
         dropped = ", ".join(found.amendment.drop)
@@ -135,4 +140,7 @@ def _show(found: "AmendedRecipe") -> None:
             table.append([name, f"{found.rows_before.get(name, 0):,}", f"{rows:,}"])
         for line in aligned(table):
             write(f"  {line}")
-    write("a run that is training reads the ledger when it is started again")
+    if found.written:
+        write("a run that is training reads the ledger when it is started again")
+    else:
+        write("nothing was written: this was a dry run")

@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AmendedRecipe:
-    """An amendment that was added to a ledger."""
+    """An amendment that was added to a ledger, or would be."""
 
     ledger: Path
     number: int
@@ -37,12 +37,15 @@ class AmendedRecipe:
     """Rows of each source from the step to the end of the run, without it; empty without an end."""
     rows: dict[str, int]
     """The same with the amendment."""
+    written: bool
+    """False after a dry run, which leaves the ledger as it is."""
 
     def to_json(self) -> Json:
         """Return it as JSON."""
         found = {"ledger": str(self.ledger), "number": self.number, "step": self.step}
         rows = {"rows_before": self.rows_before, "rows": self.rows, "plan": self.plan.digest}
-        return {**found, "amendment": self.amendment.to_json(), **rows}
+        amendment = self.amendment.to_json()
+        return {**found, "amendment": amendment, **rows, "written": self.written}
 
 
 def amend_recipe(  # noqa: PLR0913  (one keyword for each change that an amendment can make)
@@ -55,6 +58,7 @@ def amend_recipe(  # noqa: PLR0913  (one keyword for each change that an amendme
     skip: tuple[int, int] | None = None,
     exclude: Sequence[tuple[str, int]] = (),
     settings: Tables | None = None,
+    dry_run: bool = False,
     log: Log | None = None,
 ) -> AmendedRecipe:
     """Add an amendment to the ledger of a recipe.
@@ -69,6 +73,7 @@ def amend_recipe(  # noqa: PLR0913  (one keyword for each change that an amendme
         skip: The first and the last step to leave out. Their numbers go to the steps after them.
         exclude: Documents whose tokens become no targets any more: input file and record.
         settings: Settings of the recipe that a run was started with, by dotted names.
+        dry_run: Return the amendment without writing it.
         log: Called with a line of text.
 
     Raises:
@@ -106,8 +111,10 @@ def amend_recipe(  # noqa: PLR0913  (one keyword for each change that an amendme
     counts = [_rows_after(run, each, position) for each in (run.plan, amended)]
     # Lines are never removed, so everything that a run would refuse is refused before.
     RowReader(amended)
-    append_line(ledger_path(path), run.recipe.ledger, line)
-    return AmendedRecipe(ledger_path(path), len(amended.amendments), step, made, amended, *counts)
+    ledger, number = ledger_path(path), len(amended.amendments)
+    if not dry_run:
+        append_line(ledger, run.recipe.ledger, line)
+    return AmendedRecipe(ledger, number, step, made, amended, *counts, written=not dry_run)
 
 
 def _check_settings(path: Path, settings: Tables) -> None:
