@@ -3,11 +3,12 @@
     python benchmarks/inspect_runs.py --tokens 1000000000000
 
 The token files are sparse, so the store takes little space. Each part has 100 documents with
-separate records. The clock starts before the recipe is opened; the imports of Python are timed in
-a separate process.
+separate records. For the functions, the clock starts before the recipe is opened. The commands run
+in new processes, with the start of Python and all imports: elapsed and processor time.
 """
 
 import argparse
+import os
 import shutil
 import statistics
 import subprocess
@@ -67,6 +68,28 @@ def measure(recipe, last_step, num_parts, repetitions):
     return {"inspect": timed(repetitions, inspect), "when": timed(repetitions, when)}, sightings
 
 
+def commands(recipe, last_step, num_parts, repetitions):
+    """Elapsed and processor seconds of both commands, each in a new process."""
+    generator = np.random.default_rng(18)
+    found = {}
+    for number in range(repetitions + 1):
+        step = str(generator.integers(1, last_step + 1))
+        document = f"made:{generator.integers(0, num_parts * _DOCUMENTS)}"
+        for name, option, value in (("inspect", "--step", step), ("when", "--document", document)):
+            command = [sys.executable, "-m", "penstock", name, str(recipe), option, value]
+            begun = time.perf_counter()
+            running = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+            _, status, used = os.wait4(running.pid, 0)
+            assert status == 0, command
+            if number:  # the first process may compile the modules
+                elapsed = found.setdefault(f"penstock {name}", [])
+                elapsed.append(time.perf_counter() - begun)
+                found.setdefault(f"penstock {name}, processor", []).append(
+                    used.ru_utime + used.ru_stime
+                )
+    return found
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--tokens", type=int, default=10**12, help="tokens of the store")
@@ -84,12 +107,11 @@ def main():
         recipe = folder / "recipe.toml"
         recipe.write_text(RECIPE.format(folder=folder, store=folder / "store", steps=last_step))
         found, sightings = measure(recipe, last_step, num_parts, options.repetitions)
-        command = [sys.executable, "-c", "import penstock.inspect.runs"]
-        found["imports alone"] = timed(3, lambda _: subprocess.run(command, check=True))
+        found |= commands(recipe, last_step, num_parts, options.repetitions)
         print(f"{options.tokens:,} tokens in {num_parts:,} parts, {machine()}")
         for name, seconds in found.items():
             print(
-                f"{name:14} median {statistics.median(seconds):6.3f} s, "
+                f"{name:28} median {statistics.median(seconds):6.3f} s, "
                 f"from {min(seconds):.3f} to {max(seconds):.3f} s"
             )
         print(f"rows that hold a document: {min(sightings):,} to {max(sightings):,}")

@@ -108,13 +108,13 @@ def amend_recipe(  # noqa: PLR0913  (one keyword for each change that an amendme
     made = amended.amendments[-1]
     documents = tuple(f"{file}:{record}" for file, record in exclude)
     line = LedgerLine(run.plan.digest, step, made.to_json(), stores, documents)
-    counts = [_rows_after(run, each, position) for each in (run.plan, amended)]
+    before, after = (_rows_after(run, each, position) for each in (run.plan, amended))
     # Lines are never removed, so everything that a run would refuse is refused before.
     RowReader(amended)
     ledger, number = ledger_path(path), len(amended.amendments)
     if not dry_run:
         append_line(ledger, run.recipe.ledger, line)
-    return AmendedRecipe(ledger, number, step, made, amended, *counts, written=not dry_run)
+    return AmendedRecipe(ledger, number, step, made, amended, before, after, not dry_run)
 
 
 def _check_settings(path: Path, settings: Tables) -> None:
