@@ -5,11 +5,12 @@ loader of each format.
 
 The same ids are in each file, and in the page cache. A figure of the first table is the time of
 `Windows.read` for steps of 64 rows of 1,024 tokens, in random order, compared with the store. A
-figure of the second table is the time of batches of 32 shuffled rows as int64 tensors, by
-`penstock.Loader` and by the loader of the format, from the same files; packages that are not
-installed are left out. Files of these packages have rows of 1,025 ids, as benchmarks/peers.py
-writes them. Cases alternate, in the first table after each step, so that other work on the machine
-affects all of them. Each is shown in millions of tokens a second: median (lowest to highest).
+figure of the second table is the time of batches of 32 rows as int64 tensors, by `penstock.Loader`
+(shuffled) and by the loader of the format (own_loaders.py, peers.py), from the same files; packages
+that are not installed are left out. Files of MosaicML Streaming, LitData and datasets have rows of
+1,025 ids, as peers.py writes them. Cases alternate, in the first table after each step, so that
+other work on the machine affects all of them. Each is shown in millions of tokens a second: median
+(lowest to highest).
 """
 
 import argparse
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 from measure import alternate, machine, spread
+from own_loaders import OWN_LOADERS
 from peers import BATCH, ROW, HubMap, LitData, Mosaic
 from stores import VOCAB_SIZE, write_store
 
@@ -45,18 +47,28 @@ def opened(folder, ids):
         stream.write(header.tobytes())
         ids.tofile(stream)
     ids.tofile(folder / "nanogpt.bin")
+    ids.tofile(folder / "olmo.npy")  # a file of its own, so that no case reads cached lines
     np.save(folder / "ids.npy", ids)
-    # A pair of Megatron: 8 is the code of uint16, and all ids are one document.
-    ids.tofile(folder / "megatron.bin")
-    index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQiqqq", 1, 8, 1, 2, len(ids), 0, 0, 1)
-    (folder / "megatron.idx").write_bytes(index)
+    # As documents of 1 to 2,000 ids: of Megatron (8 is the code of uint16) and of datatrove.
+    ends = np.cumsum(np.random.default_rng(1).integers(1, 2000, len(ids) // 500 + 1))
+    ends = np.append(ends[ends < len(ids)], len(ids))
+    starts = np.append(0, ends[:-1])
+    ids.tofile(folder / "documents.bin")
+    index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, len(ends), len(ends) + 1)
+    tables = (np.diff(ends, prepend=0).astype("<i4"), 2 * starts, np.arange(len(ends) + 1))
+    (folder / "documents.idx").write_bytes(index + b"".join(each.tobytes() for each in tables))
+    (folder / "datatrove").mkdir()
+    ids.tofile(folder / "datatrove" / "x.ds")
+    ends.astype("<u8").tofile(folder / "datatrove" / "x.ds.index")
     known = {"vocab_size": VOCAB_SIZE}
     found = {
         "native store": ps.TokenStore(folder / "store"),
         "llm.c": ps.open_tokens(folder / "llmc.bin", **known),
-        "Megatron": ps.open_tokens(folder / "megatron", **known),
+        "Megatron": ps.open_tokens(folder / "documents", **known),
         "nanoGPT": ps.open_tokens(folder / "nanogpt.bin", format="nanogpt", **known),
         "npy": ps.open_tokens(folder / "ids.npy", **known),
+        "datatrove": ps.open_tokens(folder / "datatrove" / "x.ds", **known),
+        "OLMo": ps.open_tokens(folder / "olmo.npy", format="olmo", **known),
     }
     return {name: ps.Windows(each, LENGTH) for name, each in found.items()}
 
@@ -73,7 +85,20 @@ def peers_in(folder, ids):
             print(f"not measured: {name} is not installed")
             continue
         peer.prepare(ids)
-        found[name] = peer, choice, ps.open_tokens(peer.folder, vocab_size=VOCAB_SIZE, **settings)
+        peer.open(**choice)
+        opened = ps.open_tokens(peer.folder, vocab_size=VOCAB_SIZE, **settings)
+        found[name] = peer, ps.Windows(opened, LENGTH, stride=ROW)
+    return found
+
+
+def own_loaders(folder, cases):
+    """Return the other loaders that are installed, with the rows of the same files."""
+    found = {}
+    for name, (make, title) in OWN_LOADERS.items():
+        try:
+            found[title] = make(folder), cases[name.partition(",")[0]]
+        except ModuleNotFoundError as error:
+            print(f"not measured: {title}: {error}")
     return found
 
 
@@ -85,14 +110,12 @@ def read_batches(iterator, count):
     return time.perf_counter() - started
 
 
-def compare_loaders(peers, repetitions, num_batches):
-    """Print the speed of each peer, and of penstock from the same files."""
-    for name, (peer, choice, opened) in peers.items():
-        peer.open(**choice)
-        rows = ps.Windows(opened, LENGTH, stride=ROW)
-        loader = ps.Loader(rows, BATCH, seed=17, format="tuple")
-        own, ours = iter(peer.batches()), iter(loader)
-        num_batches = min(num_batches, len(rows) // BATCH // (repetitions + 1))
+def compare_loaders(loaders, repetitions, most_batches):
+    """Print the speed of each loader, and of penstock from the same files."""
+    for name, (other, rows) in loaders.items():
+        # A generator that has an end is read to it, so that its threads do not read deleted files.
+        own, ours = iter(other.batches()), iter(ps.Loader(rows, BATCH, seed=17, format="tuple"))
+        num_batches = min(most_batches, len(rows) // BATCH // (repetitions + 2))
         cases = {
             "own": lambda own=own, count=num_batches: read_batches(own, count),
             "ours": lambda ours=ours, count=num_batches: read_batches(ours, count),
@@ -101,13 +124,14 @@ def compare_loaders(peers, repetitions, num_batches):
         seconds = alternate(cases, repetitions)
         tokens = num_batches * BATCH * LENGTH / 1e6
         pairs = zip(seconds["own"], seconds["ours"], strict=True)
-        ratio = statistics.median(theirs / mine for theirs, mine in pairs)
-        print(f"{name:20} {spread([tokens / each for each in seconds['own']])} M tokens/s")
-        print(f"  penstock, same files {spread([tokens / each for each in seconds['ours']])}")
-        print(f"  penstock is {ratio:.1f} times as fast")
-        # To the end, so that its threads do not read while the files are deleted.
-        for _ in own:
-            pass
+        ratios = [theirs / mine for theirs, mine in pairs]
+        print(f"{name:44} {spread([tokens / each for each in seconds['own']])} M tokens/s")
+        print(f"  penstock, same files, shuffled {spread([tokens / e for e in seconds['ours']])}")
+        shown = f"{statistics.median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f})"
+        print(f"  penstock is {shown} times as fast")
+        if name in PEERS:
+            for _ in own:
+                pass
 
 
 def main():
@@ -122,7 +146,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         cases = opened(Path(folder), ids)
         peers = peers_in(Path(folder), ids)
-        cases |= {f"{name}'s": ps.Windows(each[2], LENGTH) for name, each in peers.items()}
+        others = own_loaders(Path(folder), cases)
+        cases |= {f"{name}'s": ps.Windows(rows.stream, LENGTH) for name, (_, rows) in peers.items()}
         # Rows of 1,025 ids are fewer: the last ids may not fill one.
         order = generator.permutation(min(map(len, cases.values())))
         steps = [np.resize(np.roll(order, -ROWS * step), ROWS) for step in range(STEPS)]
@@ -140,9 +165,10 @@ def main():
         native = times["native store"]
         for name, values in times.items():
             speeds = [STEPS * ROWS * LENGTH / value / 1e6 for value in values]
-            ratio = statistics.median(b / a for a, b in zip(values, native, strict=True))
-            print(f"{name:20} {spread(speeds)} M tokens/s, {ratio:.2f} times the store")
-        compare_loaders(peers, given.repetitions, given.batches)
+            ratios = [theirs / mine for mine, theirs in zip(values, native, strict=True)]
+            shown = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            print(f"{name:20} {spread(speeds)} M tokens/s, {shown} times the store")
+        compare_loaders(peers | others, given.repetitions, given.batches)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Token files of other tools, in the commands `info`, `decode` and `verify`."""
+"""Token files of other tools, in the commands that take a store."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +13,7 @@ from penstock.cli.terminal import print_facts, print_json, visible, write
 from penstock.cli.units import duration_text, number_of
 from penstock.errors import StoreError
 from penstock.formats import names
+from penstock.formats.names import TokenOptions
 
 if TYPE_CHECKING:
     from penstock.formats.token_files import TokenFiles
@@ -29,16 +30,24 @@ VocabSize = Annotated[
 TokenTokenizer = Annotated[
     str | None, option("The tokenizer of token files, for its vocabulary size.", "NAME")
 ]
+TokenColumn = Annotated[
+    str | None,
+    option("The column with the ids, if it is not input_ids or tokens.", "NAME"),
+]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOptions:
-    """The options of a command that describe token files."""
+def refuse_options(path: object, given: TokenOptions) -> None:
+    """Raise if an option for token files was given for something else.
 
-    format: names.TokenFormat | None = None
-    dtype: str | None = None
-    vocab_size: int | None = None
-    tokenizer: str | None = None
+    Raises:
+        typer.BadParameter: names the option.
+    """
+    values = {**asdict(given), "tokenizer": None}  # stores have a tokenizer, too
+    for name in [each.replace("_", "-") for each, value in values.items() if value is not None]:
+        raise typer.BadParameter(
+            f"--{name} is for token files of other tools, and {path} is not one: a store records "
+            "this itself, and a recipe has the table data.tokens. Leave the option out."
+        )
 
 
 def open_files(path: object, given: TokenOptions) -> "TokenFiles | None":
@@ -49,22 +58,12 @@ def open_files(path: object, given: TokenOptions) -> "TokenFiles | None":
     """
     from penstock.formats.open import holds_files, is_token_file, open_tokens
 
-    is_named = given.format is not None and isinstance(path, Path) and holds_files(path)
+    is_described = given.format is not None or given.column is not None
+    is_named = is_described and isinstance(path, Path) and holds_files(path)
     if not isinstance(path, Path) or not (is_named or is_token_file(path)):
-        values = {"format": given.format, "dtype": given.dtype, "vocab-size": given.vocab_size}
-        for name in [each for each, value in values.items() if value is not None]:
-            raise typer.BadParameter(
-                f"--{name} is for token files of other tools, and {path} is not "
-                "one: a store records this itself. Leave the option out."
-            )
+        refuse_options(path, given)
         return None
-    return open_tokens(
-        path,
-        format=given.format,
-        dtype=given.dtype,
-        vocab_size=given.vocab_size,
-        tokenizer=given.tokenizer,
-    )
+    return open_tokens(path, **asdict(given))
 
 
 def _to_json(files: "TokenFiles") -> dict[str, object]:
