@@ -1,9 +1,13 @@
 """Files that are opened as what they are not give an error, and never other tokens in silence."""
 
 import gzip
+import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 
 import penstock as ps
 from penstock.errors import StoreError
@@ -115,3 +119,63 @@ def test_a_big_endian_index_is_named(layouts, tmp_path):
 
     with pytest.raises(StoreError, match="is big-endian"):
         ps.open_tokens(tmp_path / "x")
+
+
+def test_litdata_chunks_of_other_items_are_refused(layouts, tmp_path):
+    """Each item of `PyTreeLoader` begins with its size in bytes, which would become a token."""
+    documents = [[1, 2, 3], [4, 5]]
+    sized = [[4 * len(each), *each] for each in documents]
+    layouts.write_litdata(tmp_path / "x", sized, "int32")
+    index = json.loads((tmp_path / "x" / "index.json").read_text())
+    for loader, counts in (("PyTreeLoader", True), ("PyTreeLoader", False), (None, False)):
+        index["config"]["item_loader"] = loader
+        for chunk in index["chunks"]:
+            chunk["dim"] = chunk["dim"] if counts else None
+        (tmp_path / "x" / "index.json").write_text(json.dumps(index))
+        with pytest.raises(StoreError, match=r"item_loader=TokensLoader\(\)"):
+            ps.open_tokens(tmp_path / "x")
+
+
+def test_labels_that_are_no_lists_are_refused(tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"input_ids": [[1, 2]], "labels": [3]}), path)
+
+    with pytest.raises(StoreError, match=r"'labels' \(int64\) is not a list for each row"):
+        ps.open_tokens(path)
+
+
+def test_the_column_of_integers_is_found_beside_one_of_words(tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"tokens": [["a", "b"]], "input_ids": [[1, 2]]}), path)
+    assert ps.open_tokens(path).part_ids(0).tolist() == [1, 2]
+
+    pq.write_table(pa.table({"tokens": [[1]], "input_ids": [[1]]}), path)
+    with pytest.raises(StoreError, match="--column tokens"):
+        ps.open_tokens(path)
+    pq.write_table(pa.table({"text": ["a"]}), path)
+    with pytest.raises(StoreError, match="Text is tokenized with penstock build"):
+        ps.open_tokens(path)
+    pq.write_table(pa.table({"tokens": [[1, 2]], "labels": [[1, 2]]}), path)
+    assert ps.open_tokens(path, column="labels").part_ids(0).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["labels", "completion_mask"])
+def test_masks_in_mds_shards_are_not_ignored(layouts, tmp_path, name):
+    layouts.write_mds(tmp_path / "x", [[1, 2]], shards=1, more=True)
+    index = json.loads((tmp_path / "x" / "index.json").read_text())
+    for shard in index["shards"]:
+        shard["column_names"][0] = name
+    (tmp_path / "x" / "index.json").write_text(json.dumps(index))
+
+    with pytest.raises(StoreError, match=f"{name}.*which penstock does not read from MDS"):
+        ps.open_tokens(tmp_path / "x")
+
+
+def test_one_file_of_a_set_and_a_feather_file_are_named(layouts, tmp_path):
+    layouts.write_mds(tmp_path / "x", [[1, 2]], shards=1)
+    for name in ("index.json", "shard.00000.mds"):
+        with pytest.raises(StoreError, match=r"Pass its directory, .*x\.$"):
+            ps.open_tokens(tmp_path / "x" / name)
+    feather.write_feather(pa.table({"input_ids": [[1]]}), tmp_path / "x.arrow")
+    with pytest.raises(StoreError, match="is a Feather file"):
+        ps.open_tokens(tmp_path / "x.arrow")

@@ -13,7 +13,7 @@ from penstock.errors import StoreError
 from penstock.formats.datatrove import is_datatrove, open_datatrove
 from penstock.formats.litdata import is_litdata, open_litdata
 from penstock.formats.llmc import is_llmc, open_llmc
-from penstock.formats.mapped import HeldArray, size_of
+from penstock.formats.mapped import HeldArray, first_bytes, size_of
 from penstock.formats.mds import is_mds, open_mds
 from penstock.formats.megatron import is_megatron, megatron_files, open_megatron
 from penstock.formats.names import TokenFormat
@@ -248,6 +248,10 @@ def _undecided(path: Path, found: list[str]) -> str:
         return f"{path} could be of several formats: {', '.join(found)}. Pass {names}."
     if path.is_file() and not size_of(path):
         return f"{path} is empty."
+    if path.is_file() and any(_DIRECTORIES[name](path.parent) for name in ("mds", "litdata")):
+        return f"{path} is one file of a set. Pass its directory, {path.parent}."
+    if path.is_file() and first_bytes(path, 6) == b"ARROW1":
+        return f"{path} is a Feather file. Write it as Parquet, or with Dataset.save_to_disk."
     return (
         f"{path} does not have the contents of a format with a header ({', '.join(_KNOWN)}). If it "
         'holds ids without a header, name them: open_tokens(path, format="nanogpt", vocab_size=…), '
