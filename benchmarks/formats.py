@@ -5,9 +5,10 @@ loader of each format.
 
 The same ids are in each file, and in the page cache. A figure of the first table is the time of
 `Windows.read` for steps of 64 rows of 1,024 tokens, in random order, compared with the store. A
-figure of the second table is the time of batches of 32 rows as int64 tensors, by `penstock.Loader`
-(shuffled) and by the loader of the format (own_loaders.py, peers.py), from the same files; packages
-that are not installed are left out. Files of MosaicML Streaming, LitData and datasets have rows of
+figure of the second table is the speed of batches of 32 rows as int64 tensors, in turns of a
+second, of `penstock.Loader` with its usual settings, shuffled, and of the loader of the format
+(own_loaders.py, peers.py) without worker processes, from the same files; packages that are not
+installed are left out. Files of MosaicML Streaming, LitData and datasets have rows of
 1,025 ids, as peers.py writes them. Cases alternate, in the first table after each step, so that
 other work on the machine affects all of them. Each is shown in millions of tokens a second: median
 (lowest to highest).
@@ -102,36 +103,50 @@ def own_loaders(folder, cases):
     return found
 
 
-def read_batches(iterator, count):
-    """Read batches; return the seconds that they took."""
-    started = time.perf_counter()
-    for inputs, _ in itertools.islice(iterator, count):
-        inputs[0, 0].item()
-    return time.perf_counter() - started
+class Turns:
+    """Reads batches of a loader for some seconds, again and again, epoch after epoch."""
+
+    def __init__(self, batches):
+        self._batches = batches
+        self._iterator = iter(batches())
+
+    def speed(self, seconds):
+        """Return millions of tokens a second."""
+        started, count = time.perf_counter(), 0
+        while (took := time.perf_counter() - started) < seconds:
+            found = next(self._iterator, None)
+            if found is None:
+                self._iterator = iter(self._batches())
+                continue
+            found[0][0, 0].item()
+            count += 1
+        return count * BATCH * LENGTH / took / 1e6
+
+    def finish(self):
+        """Read to the end, so that no thread reads while the files are deleted."""
+        for _ in self._iterator:
+            pass
 
 
-def compare_loaders(loaders, repetitions, most_batches):
+def compare_loaders(loaders, repetitions, seconds):
     """Print the speed of each loader, and of penstock from the same files."""
     for name, (other, rows) in loaders.items():
-        # A generator that has an end is read to it, so that its threads do not read deleted files.
-        own, ours = iter(other.batches()), iter(ps.Loader(rows, BATCH, seed=17, format="tuple"))
-        num_batches = min(most_batches, len(rows) // BATCH // (repetitions + 2))
+        loader = ps.Loader(rows, BATCH, seed=17, format="tuple")
+        own, ours = Turns(other.batches), Turns(lambda loader=loader: loader)
         cases = {
-            "own": lambda own=own, count=num_batches: read_batches(own, count),
-            "ours": lambda ours=ours, count=num_batches: read_batches(ours, count),
+            "own": lambda own=own: own.speed(seconds),
+            "ours": lambda ours=ours: ours.speed(seconds),
         }
         alternate(cases, 1)  # starts threads, and loads pages
-        seconds = alternate(cases, repetitions)
-        tokens = num_batches * BATCH * LENGTH / 1e6
-        pairs = zip(seconds["own"], seconds["ours"], strict=True)
-        ratios = [theirs / mine for theirs, mine in pairs]
-        print(f"{name:44} {spread([tokens / each for each in seconds['own']])} M tokens/s")
-        print(f"  penstock, same files, shuffled {spread([tokens / e for e in seconds['ours']])}")
+        speeds = alternate(cases, repetitions)
+        pairs = zip(speeds["own"], speeds["ours"], strict=True)
+        ratios = [mine / theirs for theirs, mine in pairs if theirs]
+        print(f"{name:44} {spread(speeds['own'])} M tokens/s")
+        print(f"  penstock, same files, shuffled {spread(speeds['ours'])}")
         shown = f"{statistics.median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f})"
         print(f"  penstock is {shown} times as fast")
         if name in PEERS:
-            for _ in own:
-                pass
+            own.finish()
 
 
 def main():
@@ -139,7 +154,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=100_000_000)
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--batches", type=int, default=200, help="of each loader and repetition")
+    parser.add_argument("--seconds", type=float, default=1, help="of each loader and repetition")
     given = parser.parse_args()
     generator = np.random.default_rng(0)
     ids = generator.integers(0, VOCAB_SIZE, given.tokens, dtype="<u2")
@@ -168,7 +183,7 @@ def main():
             ratios = [theirs / mine for mine, theirs in zip(values, native, strict=True)]
             shown = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
             print(f"{name:20} {spread(speeds)} M tokens/s, {shown} times the store")
-        compare_loaders(peers | others, given.repetitions, given.batches)
+        compare_loaders(peers | others, given.repetitions, given.seconds)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The loaders that belong to token formats without a package of their own in `peers.py`.
 
     Loader(folder)     imports the packages, and opens the files that `formats.py` wrote
-    batches()          yields `(inputs, targets)`, int64, (32, 1024), without end or for an epoch
+    batches()          yields `(inputs, targets)`, int64, (32, 1024); of some, without end
 
 Megatron's, datatrove's and OLMo's are the classes of megatron-core, datatrove and ai2-olmo-core,
 with the `DataLoader` of torch. nanoGPT and llm.c have no package: their loops are written here from

@@ -79,7 +79,7 @@ def test_multiplex_compares_with_a_generator():
 
 
 def test_formats_compares_with_a_store_and_with_the_loaders_that_are_installed():
-    shown = run("formats.py", "--tokens", 400_000, "--batches", 2)
+    shown = run("formats.py", "--tokens", 400_000, "--seconds", 0.01)
 
     for name in ("native store", "llm.c", "Megatron", "nanoGPT", "npy"):
         assert f"\n{name}" in shown
