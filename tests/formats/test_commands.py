@@ -63,6 +63,13 @@ def test_commands_take_directories_and_patterns(layouts, tmp_path):
     assert json.loads(run(*words, "--vocab-size", 256).stdout)["num_documents"] == 3
 
 
+def test_files_without_documents_are_not_decoded(layouts, tmp_path):
+    layouts.write_llmc(tmp_path / "x.bin", DOCUMENTS)
+    found = run("decode", tmp_path / "x.bin", "-d", "0", "--tokenizer", "bytes")
+
+    assert (found.exit_code, "penstock import makes a store of it" in found.stderr) == (1, True)
+
+
 def test_options_for_token_files_are_refused_for_a_directory(tmp_path):
     assert run("info", tmp_path, "--format", "llmc").exit_code == 2
 
@@ -75,7 +82,7 @@ def test_a_column_of_another_name_is_named_with_an_option(tmp_path):
     write_words(tmp_path / "x.parquet")
     path, named = tmp_path / "x.parquet", ("--column", "words")
 
-    assert run("info", path).exit_code == 1
+    assert "--column words" in run("info", path).stderr
     assert json.loads(run("info", path, *named, "--json").stdout)["num_tokens"] == 8
     shown = run("decode", path, "-d", "2", "--tokenizer", "bytes", *named).stdout
     assert shown == "document 2 of 3, 5 tokens\nthree\n"

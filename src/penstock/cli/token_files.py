@@ -57,10 +57,12 @@ def open_files(path: object, given: TokenOptions) -> "TokenFiles | None":
         typer.BadParameter: it is a store, and an option for token files was given.
     """
     from penstock.formats.open import holds_files, is_token_file, open_tokens
+    from penstock.formats.tables import table_kind
 
     is_described = given.format is not None or given.column is not None
     is_named = is_described and isinstance(path, Path) and holds_files(path)
-    if not isinstance(path, Path) or not (is_named or is_token_file(path)):
+    # A table without ids is opened too: the error says which columns it has.
+    if not isinstance(path, Path) or not (is_named or is_token_file(path) or table_kind(path)):
         refuse_options(path, given)
         return None
     return open_tokens(path, **asdict(given))
@@ -127,7 +129,10 @@ def decode_files(files: "TokenFiles", document: int, count: int, *, as_json: boo
     """Print documents of token files as text."""
     size = len(files)
     if not files.has_documents:
-        raise StoreError(f"{files.path} ({files.format}) does not record where documents end.")
+        raise StoreError(
+            f"{files.path} ({files.format}) does not record where documents end. penstock import "
+            "makes a store of it, as one document, which can be decoded."
+        )
     if not -size <= document < size:
         raise StoreError(
             f"{files.path} has no document {document:,}; it has {number_of(size, 'document')}, "
