@@ -69,7 +69,8 @@ def _is_list(kind: Any) -> bool:
     """Return whether a type is that of rows of integers."""
     import pyarrow as pa
 
-    return isinstance(kind, _lists()) and pa.types.is_integer(kind.value_type)
+    is_list = isinstance(kind, _lists())
+    return is_list and pa.types.is_integer(kind.value_type)
 
 
 def _lists() -> tuple[type, ...]:

@@ -107,7 +107,7 @@ class ScatteredArray:
         sources = self._shifts[runs] + lows * size
         targets = (rows * width + lows - begins) * size
         # Slices of memoryviews are made in half the time of slices of arrays.
-        into, out_of = memoryview(found.reshape(-1).view(np.uint8)), memoryview(data)
+        into, out_of = found.reshape(-1).view(np.uint8).data, data.data
         sizes = (highs - lows) * size
         places = zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True)
         for target, source, length in places:
