@@ -13,7 +13,7 @@ from penstock.cli.terminal import print_facts, print_json, visible, write
 from penstock.cli.units import duration_text, number_of
 from penstock.errors import StoreError
 from penstock.formats import names
-from penstock.formats.names import TokenOptions
+from penstock.formats.names import TokenOptions as TokenOptions
 
 if TYPE_CHECKING:
     from penstock.formats.token_files import TokenFiles
