@@ -62,7 +62,7 @@ def _refuse_other_items(index: Path, loader: object, chunks: list[Any]) -> None:
     if loader != "TokensLoader" and (loader is not None or not is_counted):
         raise StoreError(
             f"{index} has items for {loader or 'another loader'}, and not for TokensLoader. Write "
-            "the tokens again with litdata.optimize(…, item_loader=TokensLoader())."
+            "the tokens again with litdata.optimize and a TokensLoader."
         )
 
 
