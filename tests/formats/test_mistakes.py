@@ -132,7 +132,7 @@ def test_litdata_chunks_of_other_items_are_refused(layouts, tmp_path):
         for chunk in index["chunks"]:
             chunk["dim"] = chunk["dim"] if counts else None
         (tmp_path / "x" / "index.json").write_text(json.dumps(index))
-        with pytest.raises(StoreError, match="litdata.optimize and a TokensLoader"):
+        with pytest.raises(StoreError, match=r"litdata\.optimize and a TokensLoader"):
             ps.open_tokens(tmp_path / "x")
 
 
