@@ -5,11 +5,13 @@ loader of each format.
 
 The same ids are in each file, and in the page cache. A figure of the first table is the time of
 `Windows.read` for steps of 64 rows of 1,024 tokens, in random order, compared with the store. A
-figure of the second table is the time of batches of 32 shuffled rows as int64 tensors, by
-`penstock.Loader` and by the loader of the format, from the same files; packages that are not
-installed are left out. Files of these packages have rows of 1,025 ids, as benchmarks/peers.py
-writes them. Cases alternate, in the first table after each step, so that other work on the machine
-affects all of them. Each is shown in millions of tokens a second: median (lowest to highest).
+figure of the second table is the speed of batches of 32 rows as int64 tensors, in turns of a
+second, of `penstock.Loader` with its usual settings, shuffled, and of the loader of the format
+(own_loaders.py, peers.py) without worker processes, from the same files; packages that are not
+installed are left out. Files of MosaicML Streaming, LitData and datasets have rows of
+1,025 ids, as peers.py writes them. Cases alternate, in the first table after each step, so that
+other work on the machine affects all of them. Each is shown in millions of tokens a second: median
+(lowest to highest).
 """
 
 import argparse
@@ -22,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 from measure import alternate, machine, spread
+from own_loaders import OWN_LOADERS
 from peers import BATCH, ROW, HubMap, LitData, Mosaic
 from stores import VOCAB_SIZE, write_store
 
@@ -45,18 +48,28 @@ def opened(folder, ids):
         stream.write(header.tobytes())
         ids.tofile(stream)
     ids.tofile(folder / "nanogpt.bin")
+    ids.tofile(folder / "olmo.npy")  # a file of its own, so that no case reads cached lines
     np.save(folder / "ids.npy", ids)
-    # A pair of Megatron: 8 is the code of uint16, and all ids are one document.
-    ids.tofile(folder / "megatron.bin")
-    index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQiqqq", 1, 8, 1, 2, len(ids), 0, 0, 1)
-    (folder / "megatron.idx").write_bytes(index)
+    # As documents of 1 to 2,000 ids: of Megatron (8 is the code of uint16) and of datatrove.
+    ends = np.cumsum(np.random.default_rng(1).integers(1, 2000, len(ids) // 500 + 1))
+    ends = np.append(ends[ends < len(ids)], len(ids))
+    starts = np.append(0, ends[:-1])
+    ids.tofile(folder / "documents.bin")
+    index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, len(ends), len(ends) + 1)
+    tables = (np.diff(ends, prepend=0).astype("<i4"), 2 * starts, np.arange(len(ends) + 1))
+    (folder / "documents.idx").write_bytes(index + b"".join(each.tobytes() for each in tables))
+    (folder / "datatrove").mkdir()
+    ids.tofile(folder / "datatrove" / "x.ds")
+    ends.astype("<u8").tofile(folder / "datatrove" / "x.ds.index")
     known = {"vocab_size": VOCAB_SIZE}
     found = {
         "native store": ps.TokenStore(folder / "store"),
         "llm.c": ps.open_tokens(folder / "llmc.bin", **known),
-        "Megatron": ps.open_tokens(folder / "megatron", **known),
+        "Megatron": ps.open_tokens(folder / "documents", **known),
         "nanoGPT": ps.open_tokens(folder / "nanogpt.bin", format="nanogpt", **known),
         "npy": ps.open_tokens(folder / "ids.npy", **known),
+        "datatrove": ps.open_tokens(folder / "datatrove" / "x.ds", **known),
+        "OLMo": ps.open_tokens(folder / "olmo.npy", format="olmo", **known),
     }
     return {name: ps.Windows(each, LENGTH) for name, each in found.items()}
 
@@ -73,41 +86,67 @@ def peers_in(folder, ids):
             print(f"not measured: {name} is not installed")
             continue
         peer.prepare(ids)
-        found[name] = peer, choice, ps.open_tokens(peer.folder, vocab_size=VOCAB_SIZE, **settings)
+        peer.open(**choice)
+        opened = ps.open_tokens(peer.folder, vocab_size=VOCAB_SIZE, **settings)
+        found[name] = peer, ps.Windows(opened, LENGTH, stride=ROW)
     return found
 
 
-def read_batches(iterator, count):
-    """Read batches; return the seconds that they took."""
-    started = time.perf_counter()
-    for inputs, _ in itertools.islice(iterator, count):
-        inputs[0, 0].item()
-    return time.perf_counter() - started
+def own_loaders(folder, cases):
+    """Return the other loaders that are installed, with the rows of the same files."""
+    found = {}
+    for name, (make, title) in OWN_LOADERS.items():
+        try:
+            found[title] = make(folder), cases[name.partition(",")[0]]
+        except ModuleNotFoundError as error:
+            print(f"not measured: {title}: {error}")
+    return found
 
 
-def compare_loaders(peers, repetitions, num_batches):
-    """Print the speed of each peer, and of penstock from the same files."""
-    for name, (peer, choice, opened) in peers.items():
-        peer.open(**choice)
-        rows = ps.Windows(opened, LENGTH, stride=ROW)
+class Turns:
+    """Reads batches of a loader for some seconds, again and again, epoch after epoch."""
+
+    def __init__(self, batches):
+        self._batches = batches
+        self._iterator = iter(batches())
+
+    def speed(self, seconds):
+        """Return millions of tokens a second."""
+        started, count = time.perf_counter(), 0
+        while (took := time.perf_counter() - started) < seconds:
+            found = next(self._iterator, None)
+            if found is None:
+                self._iterator = iter(self._batches())
+                continue
+            found[0][0, 0].item()
+            count += 1
+        return count * BATCH * LENGTH / took / 1e6
+
+    def finish(self):
+        """Read to the end, so that no thread reads while the files are deleted."""
+        for _ in self._iterator:
+            pass
+
+
+def compare_loaders(loaders, repetitions, seconds):
+    """Print the speed of each loader, and of penstock from the same files."""
+    for name, (other, rows) in loaders.items():
         loader = ps.Loader(rows, BATCH, seed=17, format="tuple")
-        own, ours = iter(peer.batches()), iter(loader)
-        num_batches = min(num_batches, len(rows) // BATCH // (repetitions + 1))
+        own, ours = Turns(other.batches), Turns(lambda loader=loader: loader)
         cases = {
-            "own": lambda own=own, count=num_batches: read_batches(own, count),
-            "ours": lambda ours=ours, count=num_batches: read_batches(ours, count),
+            "own": lambda own=own: own.speed(seconds),
+            "ours": lambda ours=ours: ours.speed(seconds),
         }
         alternate(cases, 1)  # starts threads, and loads pages
-        seconds = alternate(cases, repetitions)
-        tokens = num_batches * BATCH * LENGTH / 1e6
-        pairs = zip(seconds["own"], seconds["ours"], strict=True)
-        ratio = statistics.median(theirs / mine for theirs, mine in pairs)
-        print(f"{name:20} {spread([tokens / each for each in seconds['own']])} M tokens/s")
-        print(f"  penstock, same files {spread([tokens / each for each in seconds['ours']])}")
-        print(f"  penstock is {ratio:.1f} times as fast")
-        # To the end, so that its threads do not read while the files are deleted.
-        for _ in own:
-            pass
+        speeds = alternate(cases, repetitions)
+        pairs = zip(speeds["own"], speeds["ours"], strict=True)
+        ratios = [mine / theirs for theirs, mine in pairs if theirs]
+        print(f"{name:44} {spread(speeds['own'])} M tokens/s")
+        print(f"  penstock, same files, shuffled {spread(speeds['ours'])}")
+        shown = f"{statistics.median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f})"
+        print(f"  penstock is {shown} times as fast")
+        if name in PEERS:
+            own.finish()
 
 
 def main():
@@ -115,14 +154,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=100_000_000)
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--batches", type=int, default=200, help="of each loader and repetition")
+    parser.add_argument("--seconds", type=float, default=1, help="of each loader and repetition")
     given = parser.parse_args()
     generator = np.random.default_rng(0)
     ids = generator.integers(0, VOCAB_SIZE, given.tokens, dtype="<u2")
     with tempfile.TemporaryDirectory() as folder:
         cases = opened(Path(folder), ids)
         peers = peers_in(Path(folder), ids)
-        cases |= {f"{name}'s": ps.Windows(each[2], LENGTH) for name, each in peers.items()}
+        others = own_loaders(Path(folder), cases)
+        cases |= {f"{name}'s": ps.Windows(rows.stream, LENGTH) for name, (_, rows) in peers.items()}
         # Rows of 1,025 ids are fewer: the last ids may not fill one.
         order = generator.permutation(min(map(len, cases.values())))
         steps = [np.resize(np.roll(order, -ROWS * step), ROWS) for step in range(STEPS)]
@@ -140,9 +180,10 @@ def main():
         native = times["native store"]
         for name, values in times.items():
             speeds = [STEPS * ROWS * LENGTH / value / 1e6 for value in values]
-            ratio = statistics.median(b / a for a, b in zip(values, native, strict=True))
-            print(f"{name:20} {spread(speeds)} M tokens/s, {ratio:.2f} times the store")
-        compare_loaders(peers, given.repetitions, given.batches)
+            ratios = [theirs / mine for mine, theirs in zip(values, native, strict=True)]
+            shown = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            print(f"{name:20} {spread(speeds)} M tokens/s, {shown} times the store")
+        compare_loaders(peers | others, given.repetitions, given.seconds)
 
 
 if __name__ == "__main__":

@@ -79,13 +79,16 @@ def test_multiplex_compares_with_a_generator():
 
 
 def test_formats_compares_with_a_store_and_with_the_loaders_that_are_installed():
-    shown = run("formats.py", "--tokens", 400_000, "--batches", 2)
+    shown = run("formats.py", "--tokens", 400_000, "--seconds", 0.01)
 
-    for name in ("native store", "llm.c", "Megatron", "nanoGPT", "npy"):
+    for name in ("native store", "llm.c", "Megatron", "nanoGPT", "npy", "datatrove", "OLMo"):
         assert f"\n{name}" in shown
     for name, package in (("LitData", "litdata"), ("datasets", "datasets")):
         expected = f"\n{name}" if find_spec(package) else f"not measured: {name} is not installed"
         assert expected in shown
+    # Loaders without a package are always measured.
+    for name in ("nanoGPT's get_batch", "llm.c's DistributedDataLoader", "modded-nanogpt's"):
+        assert f"\n{name}" in shown
 
 
 def test_report_measures_time_and_memory_and_says_what_was_sampled(tmp_path):

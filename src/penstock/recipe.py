@@ -25,6 +25,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from penstock.errors import MissingRecipeError, PlanError, RecipeError
+from penstock.formats.names import TokenOptions
 from penstock.ledger import LedgerLine, ledger_path, read_ledger
 from penstock.paths import expand_user
 from penstock.train.config import (
@@ -52,6 +53,8 @@ class SourceConfig:
     """Its share of the rows, relative to the others; set for every source or for none."""
     rows: RowKind | None = None
     """How rows are made from this source, if not as `DataConfig.rows` says."""
+    tokens: TokenOptions | None = None
+    """How its token files are opened, if `train` names token files of another tool."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +67,8 @@ class DataConfig:
     """The same for validation; without it, the validation side of a split store."""
     sources: dict[str, SourceConfig] = field(default_factory=dict)
     """Several sources by name, instead of `train`."""
+    tokens: TokenOptions | None = None
+    """How the token files of another tool in `train` and `val` are opened; not for sources."""
     length: int = 1024
     """Tokens per row."""
     rows: RowKind = "windows"
@@ -114,6 +119,12 @@ class DataConfig:
             raise PlanError(
                 "stream=true reads a single text from its start, so it cannot be combined with "
                 "sources or split. Set train and val, or build the stores first."
+            )
+        if self.tokens is not None and (self.sources or self.stream or self.split is not None):
+            raise PlanError(
+                "data.tokens describes the token files in data.train, so it cannot be combined "
+                "with sources, stream or split. A source has its own table, [data.sources.NAME."
+                "tokens]; validation files are set with data.val."
             )
         if self.stream and self.shuffle not in (None, "part"):
             raise PlanError(

@@ -1,9 +1,7 @@
 """Compare exports with what the packages of each format read from them.
 
-    python -m venv /tmp/readers && /tmp/readers/bin/pip install -r benchmarks/requirements.txt
-    /tmp/readers/bin/pip install --no-deps -r benchmarks/requirements-bare.txt
-    /tmp/readers/bin/pip install --no-deps megatron-core datatrove humanize loguru
-    PYTHONPATH=src nice /tmp/readers/bin/python tests/convert/read_exports.py --corpora 60
+    make .venv-bench/.done
+    nice .venv-bench/bin/python tests/convert/read_exports.py --corpora 60
 
 Each corpus is a store or a token file with random documents: of one part or of several, with
 documents that are stored in pieces, with empty documents, with loss masks, with narrow and wide

@@ -171,9 +171,12 @@ def write_litdata(directory, documents, dtype="uint16", *, shards=2, zstd=False)
             write_zstd(directory / name, data)
         else:
             (directory / name).write_bytes(data)
-        record = {"chunk_bytes": len(data), "chunk_size": len(items), "dim": None}
+        # As LitData writes it: None if the first document of a chunk is empty.
+        count = sum(map(len, items)) // np.dtype(dtype).itemsize if items and items[0] else None
+        record = {"chunk_bytes": len(data), "chunk_size": len(items), "dim": count}
         chunks.append({**record, "filename": name})
     config = {"compression": "zstd" if zstd else None, "encryption": None}
+    config["item_loader"] = "TokensLoader"
     config["data_format"] = [f"no_header_numpy:{LITDATA_CODES[dtype]}"]
     (directory / "index.json").write_text(json.dumps({"chunks": chunks, "config": config}))
 

@@ -1,13 +1,11 @@
 """Write tests/formats/fixtures with the packages whose formats penstock reads.
 
-    python -m venv /tmp/writers && /tmp/writers/bin/pip install numpy torch humanize loguru fsspec
-    /tmp/writers/bin/pip install --no-deps megatron-core datatrove
-    /tmp/writers/bin/python tests/formats/make_fixtures.py megatron datatrove
-    .venv-bench/bin/python tests/formats/make_fixtures.py mds litdata datasets
+    make .venv-bench/.done
+    .venv-bench/bin/python tests/formats/make_fixtures.py [megatron datatrove mds litdata datasets]
 
-The environment of `make bench` has the packages of the second call. With `--compare`, the script
-writes 50 random corpora with each package to a temporary directory instead, and compares what
-`penstock.open_tokens` reads; that needs penstock in the same environment.
+The environment of `make bench` has the packages. With `--compare`, the script writes 50 random
+corpora with each package to a temporary directory instead, and compares what `penstock.open_tokens`
+reads.
 
 The tests read the fixtures, and need none of these packages.
 """

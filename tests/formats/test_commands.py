@@ -1,7 +1,10 @@
-"""`penstock info`, `decode` and `verify` take token files of other tools."""
+"""Commands that take a store take token files of other tools, too."""
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
@@ -60,5 +63,49 @@ def test_commands_take_directories_and_patterns(layouts, tmp_path):
     assert json.loads(run(*words, "--vocab-size", 256).stdout)["num_documents"] == 3
 
 
+def test_files_without_documents_are_not_decoded(layouts, tmp_path):
+    layouts.write_llmc(tmp_path / "x.bin", DOCUMENTS)
+    found = run("decode", tmp_path / "x.bin", "-d", "0", "--tokenizer", "bytes")
+
+    assert (found.exit_code, "penstock import makes a store of it" in found.stderr) == (1, True)
+
+
 def test_options_for_token_files_are_refused_for_a_directory(tmp_path):
     assert run("info", tmp_path, "--format", "llmc").exit_code == 2
+
+
+def write_words(path):
+    pq.write_table(pa.table({"words": DOCUMENTS, "label": [1, 2, 3]}), path)
+
+
+def test_a_column_of_another_name_is_named_with_an_option(tmp_path):
+    write_words(tmp_path / "x.parquet")
+    path, named = tmp_path / "x.parquet", ("--column", "words")
+
+    assert "--column words" in run("info", path).stderr
+    assert json.loads(run("info", path, *named, "--json").stdout)["num_tokens"] == 8
+    shown = run("decode", path, "-d", "2", "--tokenizer", "bytes", *named).stdout
+    assert shown == "document 2 of 3, 5 tokens\nthree\n"
+    assert "every id is below 257" in run("verify", path, *named, "--tokenizer", "bytes").stdout
+    words = ("import", path, "-o", tmp_path / "store", "--tokenizer", "bytes", *named)
+    assert run(*words).exit_code == 0
+    assert run("decode", tmp_path / "store", "-d", "1").stdout.endswith("three\n")
+    words = ("export", path, "--to", "megatron", "-o", tmp_path / "out", "--vocab-size", 257)
+    assert run(*words, *named).exit_code == 0
+    assert run("info", tmp_path / "store", *named).exit_code == 2
+
+
+def test_a_column_that_is_not_there_is_an_error(layouts, tmp_path):
+    write_words(tmp_path / "x.parquet")
+    layouts.write_megatron(tmp_path / "x", DOCUMENTS)
+
+    for name in ("x.parquet", "x"):
+        found = run("verify", tmp_path / name, "--column", "ids")
+        assert (found.exit_code, "Traceback" in found.output) == (1, False)
+
+
+def test_options_for_token_files_are_refused_for_a_recipe(tmp_path):
+    pytest.importorskip("matplotlib", reason="the extra report is not installed")
+    (tmp_path / "x.toml").touch()
+
+    assert run("report", tmp_path / "x.toml", "--column", "words").exit_code == 2

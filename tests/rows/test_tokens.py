@@ -46,7 +46,7 @@ def test_a_bare_file_gives_the_rows_of_its_ids(files, name, dtype, expected):
 def test_a_path_is_opened_by_what_it_is(files, parted):
     assert isinstance(open_stream(str(files / "little.npy")).members[0], ArrayFile)
     assert open_stream(parted.path).members[0].digest == parted.digest
-    with pytest.raises(StoreError, match=r'nanoGPT writes uint16: ArrayFile\(path, dtype="uint16"'):
+    with pytest.raises(StoreError, match=r'open_tokens\(path, format="nanogpt", vocab_size=…'):
         open_stream(files / "nano.bin")
 
 

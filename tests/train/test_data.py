@@ -148,6 +148,51 @@ def test_a_file_of_llmc_is_trained_on_without_its_header(tmp_path):
     assert rows.stream.tokens(0, 3).tolist() == [0, 1, 2]
 
 
+def test_a_recipe_opens_token_files_with_their_options(tmp_path):
+    """The options are those of `open_tokens`, for `train`, `val` and each source."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow")
+    (np.arange(1000) % 900).astype("<u4").tofile(tmp_path / "ids.npy")
+    known = {"data__tokens__format": "olmo", "data__tokens__vocab_size": 1000}
+    with pytest.raises(StoreError, match='Pass dtype="uint32"'):
+        job(tmp_path / "ids.npy", tmp_path, **known)
+    made = job(tmp_path / "ids.npy", tmp_path, **known, data__tokens__dtype="uint32")
+    (rows,) = made.plan.sources.values()
+    assert rows.stream.tokens(0, 3).tolist() == [0, 1, 2]
+    assert made.model.vocab_size == 1000
+
+    parquet.write_table(pa.table({"words": [[*range(40)]] * 9}), tmp_path / "ids.parquet")
+    path = str(tmp_path / "ids.parquet")
+    made = job(path, tmp_path, data__tokens__column="words", data__val=path)
+    assert made.val.stream.tokens(0, 3).tolist() == [0, 1, 2]
+    source = {"train": path, "tokens": {"column": "words", "vocab_size": 40}}
+    tables = {"data": {"sources": {"a": source}, "length": 16}, "training": {"steps": 1}}
+    plan, _ = open_data(parse_recipe(tables, "x.toml").data, tmp_path, log=ignore)
+    assert plan.sources["a"].stream.num_tokens == 360
+
+
+def test_options_for_token_files_are_refused_for_stores_and_splits(tmp_path, text):
+    ps.build(text, tmp_path / "store", tokenizer="bytes")
+    with pytest.raises(PlanError, match="Remove the table tokens of train"):
+        job(tmp_path / "store", tmp_path, data__tokens__vocab_size=300)
+    with pytest.raises(RecipeError, match=r"\[data.sources.NAME.tokens\]"):
+        job(text, tmp_path, data__tokens__vocab_size=300, data__split="tail:0.1")
+    with pytest.raises(RecipeError, match=r"data.tokens.format is 'x', but must be \"llmc\""):
+        job(text, tmp_path, data__tokens__format="x")
+
+
+def test_the_prefix_of_megatron_is_trained_on_and_wider_ids_are_not_read_as_uint16(tmp_path):
+    store = ps.build(ps.Texts(["word " * 300]), tmp_path / "store", tokenizer="bytes")
+    ps.export_tokens(store, tmp_path / "out", to="megatron")
+    made = job(tmp_path / "out" / "train", tmp_path)
+    (rows,) = made.plan.sources.values()
+    assert rows.stream.num_tokens == store.num_tokens
+
+    np.arange(1000, dtype="<u4").tofile(tmp_path / "wide.bin")
+    with pytest.raises(StoreError, match='Pass dtype="uint32"'):
+        job(tmp_path / "wide.bin", tmp_path)
+
+
 def test_a_dataset_of_ids_is_trained_on_in_place_and_one_with_text_is_built(tmp_path):
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

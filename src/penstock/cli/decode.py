@@ -10,6 +10,7 @@ from penstock.cli import options
 from penstock.cli.options import option, path_option
 from penstock.cli.terminal import console, print_json, visible, write
 from penstock.cli.token_files import (
+    TokenColumn,
     TokenDtype,
     TokenFormat,
     TokenOptions,
@@ -41,6 +42,7 @@ def decode_command(
     ] = None,
     format: TokenFormat = None,
     dtype: TokenDtype = None,
+    column: TokenColumn = None,
     vocab_size: VocabSize = None,
     raw: Annotated[bool, option("Write the documents' exact bytes.", None, "--raw")] = False,
     as_json: options.AsJson = False,
@@ -60,7 +62,7 @@ def decode_command(
 
     if raw and as_json:
         raise typer.BadParameter("--raw and --json cannot be combined: leave one of them out.")
-    given = TokenOptions(format, dtype, vocab_size, tokenizer)
+    given = TokenOptions(format, dtype, vocab_size, tokenizer, column)
     if (files := open_files(store, given)) is not None:
         if raw or inputs is not None:
             raise typer.BadParameter("--raw and --inputs are for stores; leave them out.")

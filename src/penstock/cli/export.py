@@ -9,6 +9,7 @@ from penstock.cli.options import option, path_option
 from penstock.cli.progress import bar
 from penstock.cli.terminal import print_json, visible, write
 from penstock.cli.token_files import (
+    TokenColumn,
     TokenDtype,
     TokenFormat,
     TokenOptions,
@@ -36,6 +37,7 @@ def export_command(
     ] = False,
     format: TokenFormat = None,
     dtype: TokenDtype = None,
+    column: TokenColumn = None,
     vocab_size: VocabSize = None,
     tokenizer: TokenTokenizer = None,
     as_json: options.AsJson = False,
@@ -50,7 +52,7 @@ def export_command(
     """
     from penstock.convert.export import export_tokens
 
-    files = open_files(store, TokenOptions(format, dtype, vocab_size, tokenizer))
+    files = open_files(store, TokenOptions(format, dtype, vocab_size, tokenizer, column))
     started = time.monotonic()
     with bar(shown=not as_json) as draw:
 

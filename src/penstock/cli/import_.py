@@ -9,7 +9,7 @@ import typer
 from penstock.cli import options
 from penstock.cli.progress import bar
 from penstock.cli.terminal import print_json, store_json, visible, write
-from penstock.cli.token_files import TokenDtype, TokenFormat, VocabSize
+from penstock.cli.token_files import TokenColumn, TokenDtype, TokenFormat, VocabSize
 from penstock.cli.units import clock_text, count_text, duration_text, number_of
 from penstock.paths import expand_user
 
@@ -27,6 +27,7 @@ def import_command(
     store: options.Output,
     format: TokenFormat = None,
     dtype: TokenDtype = None,
+    column: TokenColumn = None,
     vocab_size: VocabSize = None,
     tokenizer: Annotated[
         str | None,
@@ -63,6 +64,7 @@ def import_command(
             dtype=dtype,
             vocab_size=vocab_size,
             tokenizer=tokenizer,
+            column=column,
             progress=report,
         )
     if as_json:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli import options, terminal
 from penstock.cli.options import by_side, open_at
 from penstock.cli.token_files import (
+    TokenColumn,
     TokenDtype,
     TokenFormat,
     TokenOptions,
@@ -35,6 +36,7 @@ def info_command(
     store: options.AnyStore,
     format: TokenFormat = None,
     dtype: TokenDtype = None,
+    column: TokenColumn = None,
     vocab_size: VocabSize = None,
     tokenizer: TokenTokenizer = None,
     as_json: options.AsJson = False,
@@ -51,7 +53,7 @@ def info_command(
     from penstock.store.manifest import FILE_NAME
     from penstock.store.summary import summarize
 
-    given = TokenOptions(format, dtype, vocab_size, tokenizer)
+    given = TokenOptions(format, dtype, vocab_size, tokenizer, column)
     if (files := open_files(store, given)) is not None:
         show_files(files, as_json=as_json)
         return

@@ -9,11 +9,13 @@ from penstock.cli import options
 from penstock.cli.options import argument, option, path_option
 from penstock.cli.terminal import console, print_json, shell_word, visible, write
 from penstock.cli.token_files import (
+    TokenColumn,
     TokenDtype,
     TokenFormat,
     TokenOptions,
     VocabSize,
     open_files,
+    refuse_options,
 )
 from penstock.cli.train import Settings
 from penstock.cli.units import size_text
@@ -41,6 +43,7 @@ def report_command(
     settings: Settings = None,
     format: TokenFormat = None,
     dtype: TokenDtype = None,
+    column: TokenColumn = None,
     vocab_size: VocabSize = None,
     tokenizer: TokenizerName = None,
     as_json: options.AsJson = False,
@@ -55,7 +58,7 @@ def report_command(
     """
     from penstock.report.write import write_report
 
-    given = TokenOptions(format, dtype, vocab_size, tokenizer)
+    given = TokenOptions(format, dtype, vocab_size, tokenizer, column)
     subject = opened_subject(source, settings, given, as_json=as_json)
     path = write_report(subject, output)
     size = path.stat().st_size
@@ -76,6 +79,7 @@ def opened_subject(
             console(stderr=True).print(visible(event), soft_wrap=True)
 
     if names_run(source):
+        refuse_options(source, given)
         from penstock.train.command import recipe_changes  # it imports torch
 
         changes = recipe_changes(settings or [])

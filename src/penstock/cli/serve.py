@@ -5,7 +5,7 @@ from typing import Annotated
 from penstock.cli.options import option
 from penstock.cli.report import AnySource, TokenizerName, opened_subject
 from penstock.cli.terminal import write
-from penstock.cli.token_files import TokenDtype, TokenFormat, TokenOptions, VocabSize
+from penstock.cli.token_files import TokenColumn, TokenDtype, TokenFormat, TokenOptions, VocabSize
 from penstock.cli.train import Settings
 
 
@@ -15,6 +15,7 @@ def serve_command(
     settings: Settings = None,
     format: TokenFormat = None,
     dtype: TokenDtype = None,
+    column: TokenColumn = None,
     vocab_size: VocabSize = None,
     tokenizer: TokenizerName = None,
 ) -> None:
@@ -27,7 +28,7 @@ def serve_command(
     """
     from penstock.report.server import ReportServer
 
-    given = TokenOptions(format, dtype, vocab_size, tokenizer)
+    given = TokenOptions(format, dtype, vocab_size, tokenizer, column)
     server = ReportServer(
         source, lambda: opened_subject(source, settings, given, as_json=False), port=port
     )

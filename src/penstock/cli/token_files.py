@@ -1,7 +1,7 @@
-"""Token files of other tools, in the commands `info`, `decode` and `verify`."""
+"""Token files of other tools, in the commands that take a store."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +13,7 @@ from penstock.cli.terminal import print_facts, print_json, visible, write
 from penstock.cli.units import duration_text, number_of
 from penstock.errors import StoreError
 from penstock.formats import names
+from penstock.formats.names import TokenOptions as TokenOptions
 
 if TYPE_CHECKING:
     from penstock.formats.token_files import TokenFiles
@@ -29,16 +30,24 @@ VocabSize = Annotated[
 TokenTokenizer = Annotated[
     str | None, option("The tokenizer of token files, for its vocabulary size.", "NAME")
 ]
+TokenColumn = Annotated[
+    str | None,
+    option("The column with the ids, if it is not input_ids or tokens.", "NAME"),
+]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOptions:
-    """The options of a command that describe token files."""
+def refuse_options(path: object, given: TokenOptions) -> None:
+    """Raise if an option for token files was given for something else.
 
-    format: names.TokenFormat | None = None
-    dtype: str | None = None
-    vocab_size: int | None = None
-    tokenizer: str | None = None
+    Raises:
+        typer.BadParameter: names the option.
+    """
+    values = {**asdict(given), "tokenizer": None}  # stores have a tokenizer, too
+    for name in [each.replace("_", "-") for each, value in values.items() if value is not None]:
+        raise typer.BadParameter(
+            f"--{name} is for token files of other tools, and {path} is not one: a store records "
+            "this itself, and a recipe has the table data.tokens. Leave the option out."
+        )
 
 
 def open_files(path: object, given: TokenOptions) -> "TokenFiles | None":
@@ -48,23 +57,15 @@ def open_files(path: object, given: TokenOptions) -> "TokenFiles | None":
         typer.BadParameter: it is a store, and an option for token files was given.
     """
     from penstock.formats.open import holds_files, is_token_file, open_tokens
+    from penstock.formats.tables import table_kind
 
-    is_named = given.format is not None and isinstance(path, Path) and holds_files(path)
-    if not isinstance(path, Path) or not (is_named or is_token_file(path)):
-        values = {"format": given.format, "dtype": given.dtype, "vocab-size": given.vocab_size}
-        for name in [each for each, value in values.items() if value is not None]:
-            raise typer.BadParameter(
-                f"--{name} is for token files of other tools, and {path} is not "
-                "one: a store records this itself. Leave the option out."
-            )
+    is_described = given.format is not None or given.column is not None
+    is_named = is_described and isinstance(path, Path) and holds_files(path)
+    # A table without ids is opened too: the error says which columns it has.
+    if not isinstance(path, Path) or not (is_named or is_token_file(path) or table_kind(path)):
+        refuse_options(path, given)
         return None
-    return open_tokens(
-        path,
-        format=given.format,
-        dtype=given.dtype,
-        vocab_size=given.vocab_size,
-        tokenizer=given.tokenizer,
-    )
+    return open_tokens(path, **asdict(given))
 
 
 def _to_json(files: "TokenFiles") -> dict[str, object]:
@@ -128,7 +129,10 @@ def decode_files(files: "TokenFiles", document: int, count: int, *, as_json: boo
     """Print documents of token files as text."""
     size = len(files)
     if not files.has_documents:
-        raise StoreError(f"{files.path} ({files.format}) does not record where documents end.")
+        raise StoreError(
+            f"{files.path} ({files.format}) does not record where documents end. penstock import "
+            "makes a store of it, as one document, which can be decoded."
+        )
     if not -size <= document < size:
         raise StoreError(
             f"{files.path} has no document {document:,}; it has {number_of(size, 'document')}, "

@@ -8,6 +8,7 @@ from penstock.cli.options import by_side, open_at
 from penstock.cli.progress import bar
 from penstock.cli.terminal import print_json, store_json, visible, write
 from penstock.cli.token_files import (
+    TokenColumn,
     TokenDtype,
     TokenFormat,
     TokenOptions,
@@ -26,6 +27,7 @@ def verify_command(
     store: options.AnyStore,
     format: TokenFormat = None,
     dtype: TokenDtype = None,
+    column: TokenColumn = None,
     vocab_size: VocabSize = None,
     tokenizer: TokenTokenizer = None,
     as_json: options.AsJson = False,
@@ -41,7 +43,7 @@ def verify_command(
     """
     from penstock.store.verify import verify
 
-    given = TokenOptions(format, dtype, vocab_size, tokenizer)
+    given = TokenOptions(format, dtype, vocab_size, tokenizer, column)
     if (files := open_files(store, given)) is not None:
         verify_files(files, as_json=as_json)
         return

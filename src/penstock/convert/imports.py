@@ -38,7 +38,7 @@ from penstock.store.verify import differences
 from penstock.tokenize.tokenizer import Tokenizer
 
 
-def import_tokens(
+def import_tokens(  # noqa: PLR0913  (the arguments of `open_tokens`, a store and a callback)
     source: str | os.PathLike[str] | TokenFiles,
     store: str | os.PathLike[str],
     *,
@@ -46,6 +46,7 @@ def import_tokens(
     dtype: str | None = None,
     vocab_size: int | None = None,
     tokenizer: object = None,
+    column: str | None = None,
     progress: Report | None = None,
 ) -> TokenStore:
     """Make a store of token files of another tool, and open it.
@@ -58,10 +59,11 @@ def import_tokens(
     Args:
         source: The token files, or their path.
         store: The directory of the new store, which must be empty or not exist.
-        format: As for `open_tokens`, like the next three; only with a path.
+        format: As for `open_tokens`, like the next four; only with a path.
         dtype: The dtype of ids in files without a header.
         vocab_size: The number of ids of the vocabulary. This or `tokenizer` is needed.
         tokenizer: The tokenizer of the ids, which is recorded in the store.
+        column: The column with the ids, if its name is not "input_ids" or "tokens".
         progress: Called with the number of tokens that are done, and the number of all tokens.
 
     Raises:
@@ -77,7 +79,8 @@ def import_tokens(
     ...     print(imported.num_tokens, imported.decode(0))
     3 Hi
     """
-    files = _opened(source, format, dtype, vocab_size, tokenizer)
+    given = {"format": format, "dtype": dtype, "column": column}
+    files = _opened(source, {**given, "vocab_size": vocab_size, "tokenizer": tokenizer})
     directory = on_this_machine(store)
     job = _job(files, directory)
     with room_for(directory):
@@ -88,34 +91,25 @@ def import_tokens(
     return TokenStore(directory)
 
 
-def _opened(
-    source: str | os.PathLike[str] | TokenFiles,
-    format: TokenFormat | None,
-    dtype: str | None,
-    vocab_size: int | None,
-    tokenizer: object,
-) -> TokenFiles:
+def _opened(source: str | os.PathLike[str] | TokenFiles, given: dict[str, object]) -> TokenFiles:
     if isinstance(source, TokenFiles):
-        if any(each is not None for each in (format, dtype, vocab_size, tokenizer)):
+        if known := [f"{name}=" for name, value in given.items() if value is not None]:
             raise StoreError(
-                f"{source.path} is open already. Pass format=, dtype=, vocab_size= and tokenizer= "
-                "to open_tokens."
+                f"{source.path} is open already. Pass {', '.join(known)} to open_tokens."
             )
         files = source
     else:
-        files = open_tokens(
-            source, format=format, dtype=dtype, vocab_size=vocab_size, tokenizer=tokenizer
-        )
+        files = open_tokens(source, **given)  # type: ignore[arg-type]
     if files.vocab_size is None:
         raise StoreError(
             f"{files.path} does not record its vocabulary, so its ids cannot be checked. Pass "
             "tokenizer= (--tokenizer), or vocab_size= (--vocab-size)."
         )
-    known = files.tokenizer
-    if known is not None and known.vocab_size != files.vocab_size:
+    tokenizer = files.tokenizer
+    if tokenizer is not None and tokenizer.vocab_size != files.vocab_size:
         raise StoreError(
-            f"vocab_size={files.vocab_size:,} (--vocab-size) is not that of {known.name}, which "
-            f"has {known.vocab_size:,} ids. Leave it out."
+            f"vocab_size={files.vocab_size:,} (--vocab-size) is not that of {tokenizer.name}, "
+            f"which has {tokenizer.vocab_size:,} ids. Leave it out."
         )
     if files.vocab_size > 1 << 32:
         raise StoreError(f"vocab_size={files.vocab_size:,} does not fit the uint32 ids of a store.")

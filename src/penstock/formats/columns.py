@@ -59,17 +59,24 @@ def has_ids(schema: Any) -> bool:
 
 def ids_column(schema: Any, column: str | None) -> str | None:
     """Return the name of the column with the ids; None if there is none, or two."""
-    found = [column] if column is not None else [each for each in _IDS if each in schema.names]
-    is_known = len(found) == 1 and schema.names.count(found[0]) == 1
-    return found[0] if is_known and _is_list(schema.field(found[0]).type) else None
+    # A column `tokens` of strings may be beside `input_ids`.
+    found = [each.name for each in schema if _is_list(each.type)]
+    found = [each for each in found if each == column or (column is None and each in _IDS)]
+    return found[0] if len(found) == 1 else None
 
 
 def _is_list(kind: Any) -> bool:
     """Return whether a type is that of rows of integers."""
     import pyarrow as pa
 
-    lists = pa.ListType | pa.LargeListType | pa.FixedSizeListType
-    return isinstance(kind, lists) and pa.types.is_integer(kind.value_type)
+    is_list = isinstance(kind, _lists())
+    return is_list and pa.types.is_integer(kind.value_type)
+
+
+def _lists() -> tuple[type, ...]:
+    import pyarrow as pa
+
+    return pa.ListType, pa.LargeListType, pa.FixedSizeListType
 
 
 def token_columns(schema: Any, path: Path, given: Settings) -> list[str]:
@@ -81,12 +88,25 @@ def token_columns(schema: Any, path: Path, given: Settings) -> list[str]:
     name = ids_column(schema, given.column)
     if name is None:
         shown = ", ".join(f"{each.name} ({each.type})" for each in list(schema)[:8])
-        raise StoreError(
-            f"{path} has no column input_ids of lists of integers, or several that could be: "
-            f'{shown}. Name the column: open_tokens(path, column="tokens"). Text is tokenized with '
-            "penstock build."
+        lists = [each.name for each in schema if _is_list(each.type)]
+        wanted = "input_ids" if given.column is None else given.column
+        advice = (
+            f'Name the column: open_tokens(path, column="{lists[0]}"), or --column {lists[0]}.'
+            if lists
+            else "None of them holds lists of integers. Text is tokenized with penstock build."
         )
-    return [name, *(each for each in MASKS if each in schema.names)]
+        raise StoreError(
+            f"{path} has no column {wanted} of lists of integers, or several that could be: "
+            f"{shown}. {advice}"
+        )
+    masks = [each for each in MASKS if each in schema.names and each != name]
+    for each in masks:
+        if not isinstance(schema.field(each).type, _lists()):
+            raise StoreError(
+                f"{path}: the column {each!r} ({schema.field(each).type}) is not a list for each "
+                "row, as labels and masks of tokens are. Remove or rename it."
+            )
+    return [name, *masks]
 
 
 def row_lists(column: Any, name: str, path: Path) -> tuple[Any, Integers]:

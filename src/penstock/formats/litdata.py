@@ -40,15 +40,30 @@ def open_litdata(path: Path, given: Settings) -> list[FilePart]:
     contents = read_index(index)
     config = value(contents, "config", dict, index)
     dtype = _dtype(index, config)
+    chunks = value(contents, "chunks", list, index)
+    _refuse_other_items(index, config.get("item_loader"), chunks)
     compression = config.get("compression")
     if config.get("encryption") or config.get("compression_level") not in (None, "chunk"):
         raise StoreError(f"{index} describes chunks that are encrypted or compressed by items.")
     if compression is not None and str(compression).partition(":")[0] != "zstd":
         raise StoreError(f"{index}: compression {compression!r} is not zstd.")
-    return [
-        _open_chunk(index, each, dtype, is_packed=compression is not None)
-        for each in value(contents, "chunks", list, index)
-    ]
+    return [_open_chunk(index, each, dtype, is_packed=compression is not None) for each in chunks]
+
+
+def _refuse_other_items(index: Path, loader: object, chunks: list[Any]) -> None:
+    """Raise unless chunks were written for `TokensLoader`.
+
+    Those of `litdata.optimize` without it have the same dtype and offsets, but each item begins
+    with its size, which would become a token.
+    """
+    counts = [each.get("dim") for each in chunks if isinstance(each, dict)]
+    # Old versions do not record the loader. They count tokens, "dim", for this loader only.
+    is_counted = any(each is not None for each in counts)
+    if loader != "TokensLoader" and (loader is not None or not is_counted):
+        raise StoreError(
+            f"{index} has items for {loader or 'another loader'}, and not for TokensLoader. Write "
+            "the tokens again with litdata.optimize and a TokensLoader."
+        )
 
 
 def _dtype(index: Path, config: dict[str, Any]) -> np.dtype[Any]:

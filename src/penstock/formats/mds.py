@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import StoreError
+from penstock.formats.columns import MASKS
 from penstock.formats.decoded import decompressed
 from penstock.formats.index_file import beside, looks_like, read_index, value
 from penstock.formats.mapped import MappedArray, size_of
@@ -33,7 +34,6 @@ from penstock.formats.token_files import FilePart, Settings
 
 _DTYPES = {np.dtype(each).name: np.dtype(each) for each in DTYPE_CODES.values()}
 _NAMES = ("input_ids", "tokens")
-_MASKS = ("labels", "loss_mask", "attention_mask")
 
 
 def is_mds(path: Path) -> bool:
@@ -116,9 +116,9 @@ def _token_column(index: Path, columns: list[tuple[str, str, int]], given: Setti
     if len(found) != 1 or found[0] not in names:
         raise StoreError(
             f"{index} has the columns {', '.join(names)}, and it is not clear which holds the ids. "
-            'Name it: open_tokens(path, column="tokens").'
+            f'Name it: open_tokens(path, column="{(arrays or names)[0]}"), or --column.'
         )
-    masks = [each for each in names if each in _MASKS]
+    masks = [each for each in names if each in MASKS]
     if masks and given.column is None:
         raise StoreError(
             f"{index} has the column {masks[0]!r}, which penstock does not read from MDS shards, "

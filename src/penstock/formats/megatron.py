@@ -80,6 +80,8 @@ def _number(head: bytes, at: int, size: int = 8) -> int:
 
 
 def _dtype(code: int, version: int, index: Path) -> str:
+    if version == 1 << 56:
+        raise StoreError(f"{index} is big-endian; only files of little-endian machines are read.")
     if version != 1:
         raise StoreError(f"{index} is an index of version {version}; only version 1 can be read.")
     if code not in _DTYPES:

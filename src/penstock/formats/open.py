@@ -13,7 +13,7 @@ from penstock.errors import StoreError
 from penstock.formats.datatrove import is_datatrove, open_datatrove
 from penstock.formats.litdata import is_litdata, open_litdata
 from penstock.formats.llmc import is_llmc, open_llmc
-from penstock.formats.mapped import HeldArray, size_of
+from penstock.formats.mapped import HeldArray, first_bytes, size_of
 from penstock.formats.mds import is_mds, open_mds
 from penstock.formats.megatron import is_megatron, megatron_files, open_megatron
 from penstock.formats.names import TokenFormat
@@ -29,7 +29,7 @@ from penstock.formats.tables import (
     table_kind,
 )
 from penstock.formats.token_files import FilePart, Settings, TokenFiles
-from penstock.paths import expand_user, is_remote
+from penstock.paths import expand_user, is_remote, redacted
 from penstock.ranges import whole_number
 
 if TYPE_CHECKING:
@@ -148,7 +148,10 @@ def _placed(path: str | os.PathLike[str]) -> Path:
         StoreError: it is a URL.
     """
     if is_remote(path):
-        raise StoreError(f"{path} is not on this machine. Copy the token files here first.")
+        url = redacted(str(path))
+        raise StoreError(f"{url} is not on this machine. Copy the token files here first.")
+    if str(path).startswith("file://"):
+        raise StoreError(f"{path} is a URL. Pass the path alone, without file://.")
     return expand_user(path)
 
 
@@ -182,7 +185,10 @@ def _open_set(place: Path, format: str | None, given: Settings) -> tuple[str, li
     opened = [_open_file(each, format, given) for each in files]
     names = sorted({name for name, _ in opened})
     if len(names) > 1:
-        raise StoreError(f"{place} has files of several formats: {', '.join(names)}.")
+        raise StoreError(
+            f"{place} has files of several formats: {', '.join(names)}. Pass a pattern of the "
+            "files of one format, and open the others on their own."
+        )
     if given.column is not None and names[0] not in ("mds", "arrow", "parquet"):
         raise StoreError(f"column={given.column!r}: {place} ({names[0]}) has no columns.")
     parts = [part for _, parts in opened for part in parts]
@@ -223,7 +229,8 @@ def _open_file(path: Path, format: str | None, given: Settings) -> tuple[str, li
     if found:
         raise StoreError(
             f"{path} has the contents of the format {found[0]!r}. Read as {format!r}, its header "
-            f'would become tokens. Leave format= out, or pass format="{found[0]}".'
+            "would become tokens, or its index would be ignored. Leave format= out, or pass "
+            f'format="{found[0]}".'
         )
     if given.vocab_size is None:
         raise StoreError(
@@ -239,11 +246,17 @@ def _undecided(path: Path, found: list[str]) -> str:
     if found:
         names = " or ".join(f'format="{each}"' for each in found)
         return f"{path} could be of several formats: {', '.join(found)}. Pass {names}."
+    if path.is_file() and not size_of(path):
+        return f"{path} is empty."
+    if path.is_file() and any(_DIRECTORIES[name](path.parent) for name in ("mds", "litdata")):
+        return f"{path} is one file of a set. Pass its directory, {path.parent}."
+    if path.is_file() and first_bytes(path, 6) == b"ARROW1":
+        return f"{path} is a Feather file. Write it as Parquet, or with Dataset.save_to_disk."
     return (
         f"{path} does not have the contents of a format with a header ({', '.join(_KNOWN)}). If it "
         'holds ids without a header, name them: open_tokens(path, format="nanogpt", vocab_size=…), '
-        'or format="olmo" for an array of dolma; on the command line, --format and --vocab-size. '
-        'nanoGPT writes uint16: ArrayFile(path, dtype="uint16") reads that without a check of ids.'
+        'or format="olmo" for an array of dolma; on the command line, --format and --vocab-size; '
+        "in a recipe, the same settings in the table data.tokens."
     )
 
 

@@ -10,6 +10,7 @@ with the offsets of its first token and of the token after its last one.
 import csv
 import gzip
 import zlib
+from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -17,11 +18,22 @@ from typing import IO
 import numpy as np
 
 from penstock.errors import StoreError
-from penstock.formats.mapped import MappedArray
+from penstock.formats.mapped import MappedArray, first_bytes
+from penstock.formats.member import Ids
 from penstock.formats.sample import check_not_halves, spread_blocks
 from penstock.formats.token_files import FilePart, checked_bounds
 
 RAW_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
+_HEAD_BYTES = 4096
+# Fewer bytes of ids may be valid UTF-8 by chance.
+_LEAST_TEXT = 32
+_OTHERS = {
+    b"\x1f\x8b\x08": "compressed with gzip",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd",
+    b"BZh": "compressed with bzip2",
+    b"\xfd7zXZ\x00": "compressed with xz",
+    b"PK\x03\x04": "a zip archive, as torch.save and numpy.savez write it",
+}
 # A row has two numbers, a path, an id and a position.
 _LONGEST_ROW = 1 << 20
 
@@ -37,9 +49,37 @@ def open_raw(path: Path, dtype: str, vocab_size: int) -> FilePart:
             'as that. Pass dtype="uint32", or the vocabulary size of the tokenizer.'
         )
     ids = MappedArray(path, kind)
-    for block in spread_blocks(ids.array()):
-        check_not_halves(block, path)
+    check_raw(ids.array(), path)
     return FilePart(ids)
+
+
+def check_raw(ids: Ids, path: Path) -> None:
+    """Check the contents of a file that is said to hold ids without a header.
+
+    Raises:
+        StoreError: it is text, or compressed, or has ids of a wider dtype.
+    """
+    head = first_bytes(path, _HEAD_BYTES)
+    # Nearly all numbers that 65,536 ids make are valid, so the vocabulary refuses few such files.
+    for magic, kind in _OTHERS.items():
+        if head.startswith(magic):
+            raise StoreError(f"{path} is {kind}, and not a file of ids. Unpack it first.")
+    if ids.dtype.itemsize > 1 and len(head) >= _LEAST_TEXT and _is_text(head):
+        raise StoreError(
+            f"{path} is text, and not a file of ids. Make a store of it with penstock build."
+        )
+    for block in spread_blocks(ids):
+        check_not_halves(block, path)
+
+
+def _is_text(head: bytes) -> bool:
+    """Return whether bytes are UTF-8 without control characters, apart from white space."""
+    try:
+        # The last character may be cut off: it is then left out.
+        text = getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return not any(character < " " and character not in "\t\n\f\r" for character in text)
 
 
 def open_olmo(path: Path, dtype: str | None, vocab_size: int) -> FilePart:

@@ -22,8 +22,11 @@ _BLOCK_BYTES = 1 << 16
 _NUM_SPREAD = 16
 # The upper half of an id is at most this for vocabularies of up to a million ids.
 _NEAR_ZERO = 16
-# Fewer pairs may have small second ids by chance.
+# Fewer pairs may have small second ids by chance, or second ids that are all zero.
 _LEAST_PAIRS = 32
+_LEAST_ZEROS = 8
+# Two ids of uint16 that are read as one number are above this more often than not.
+_NO_ID = 1 << 31
 _AT_ONCE = 1 << 24
 
 
@@ -56,6 +59,11 @@ def check_ids(block: Array, path: object, vocab_size: int | None) -> None:
             f"{path} has the token id {lowest:,}, and no id is negative. It was written with "
             f"another dtype than {block.dtype}, or is damaged."
         )
+    if vocab_size is None and highest >= _NO_ID:
+        raise StoreError(
+            f"{path} has the token id {highest:,}, and no vocabulary is so large. It was written "
+            f"with another dtype than {block.dtype}, or is damaged."
+        )
     if vocab_size is not None and highest >= vocab_size:
         advice = ""
         if block.dtype.itemsize >= 4 and _fits_halves(block, vocab_size):
@@ -74,13 +82,18 @@ def _fits_halves(block: Array, vocab_size: int) -> bool:
 
 def check_not_halves(block: Array, path: object) -> None:
     """Raise StoreError if the ids look like the two halves of wider ids."""
-    num_pairs = len(block) // 2
-    if num_pairs < _LEAST_PAIRS or block.dtype.itemsize > 4:
+    num_pairs, size = len(block) // 2, block.dtype.itemsize
+    if num_pairs < _LEAST_ZEROS or size > 4:
         return
     lower, upper = block[: 2 * num_pairs : 2], block[1 : 2 * num_pairs : 2]
-    # A real text has frequent words at odd offsets too, and their ids are spread.
-    if int(upper.max()) <= _NEAR_ZERO < int(lower.max()):
-        wider = f"uint{block.dtype.itemsize * 16}"
+    most = _NEAR_ZERO if num_pairs >= _LEAST_PAIRS else 0
+    # A real text has frequent words at odd offsets too, and their ids are spread. In a file of
+    # nearly nothing but zeros, the first halves are zero too.
+    is_filled = 4 * np.count_nonzero(lower) >= num_pairs
+    if is_filled and int(upper.max()) <= most and int(lower.max()) > _NEAR_ZERO:
+        # Of an int64 that is read as four uint16, the third is zero too.
+        is_int64 = size == 4 or (size == 2 and not block[2::4].any())
+        wider = "int64" if is_int64 else f"uint{size * 16}"
         raise StoreError(
             f"{path} has a number of at most {_NEAR_ZERO} in every second place, as {wider} ids "
             f'have when they are read as {block.dtype}. Pass dtype="{wider}".'

@@ -106,7 +106,9 @@ class ScatteredArray:
         highs = np.minimum(begins + width, self._ends[runs])
         sources = self._shifts[runs] + lows * size
         targets = (rows * width + lows - begins) * size
-        flat, sizes = found.reshape(-1).view(np.uint8), (highs - lows) * size
+        # Slices of memoryviews are made in half the time of slices of arrays.
+        into, out_of = found.reshape(-1).view(np.uint8).data, data.data
+        sizes = (highs - lows) * size
         places = zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True)
         for target, source, length in places:
-            flat[target : target + length] = data[source : source + length]
+            into[target : target + length] = out_of[source : source + length]

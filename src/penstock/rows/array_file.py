@@ -11,6 +11,8 @@ import numpy as np
 from penstock.digest import digest_bytes, digest_json
 from penstock.errors import MissingStoreError, StoreError
 from penstock.formats.member import Integers, LocalTokens
+from penstock.formats.open import recognised
+from penstock.formats.raw import check_raw
 from penstock.paths import expand_user, naming
 from penstock.rows.protocol import Array
 
@@ -102,7 +104,10 @@ class ArrayFile(LocalTokens):
             array = np.lib.format.open_memmap(self.path, mode="r")
         # NumPy parses the header as a Python literal: a damaged one fails as source code does.
         except (ValueError, SyntaxError, TokenError) as error:
-            raise StoreError(f"{self.path} cannot be read as an array: {error}.") from error
+            raise StoreError(
+                f"{self.path} cannot be read as an array: {error}. dolma and OLMo write arrays "
+                'without a header: open_tokens(path, format="olmo", vocab_size=…).'
+            ) from error
         if array.ndim != 1 or array.dtype.name not in _DTYPES:
             raise StoreError(
                 f"{self.path} holds {array.dtype} of shape {array.shape}; a token file holds a "
@@ -121,4 +126,13 @@ class ArrayFile(LocalTokens):
             raise StoreError(
                 f"{self.path} has {size:,} bytes, which is not a whole number of {dtype} ids."
             )
-        return np.asarray(np.memmap(self.path, np.dtype(dtype), "r"))
+        # The files of Megatron and datatrove are recognised by an index; they have no header.
+        found = [each for each in recognised(self.path) if each not in ("megatron", "datatrove")]
+        if found:
+            raise StoreError(
+                f"{self.path} has the contents of the format {found[0]!r}, so its header would "
+                "become tokens. Use open_tokens(path)."
+            )
+        ids = np.asarray(np.memmap(self.path, np.dtype(dtype), "r"))
+        check_raw(ids, self.path)
+        return ids

@@ -120,7 +120,8 @@ def choose_recipe(source: str | None, changes: Tables, device: str | None, log: 
             f"{source!r} cannot be the data to train on. data.train and --train_file take the path "
             "of a text or a store; a recipe is given without a flag."
         )
-    guesses = _guess_recipe(source, device)
+    has_tokens = any(name.split(".")[:2] == ["data", "tokens"] for name in changes)
+    guesses = _guess_recipe(source, device, is_tokens=has_tokens)
     if changes.get("data.val") or changes.get("data.stream"):
         # With separate validation data, no text needs to be held out; a stream cannot be split.
         guesses.pop("data.split", None)
@@ -196,7 +197,7 @@ def run_recipe(recipe: Recipe, *, device: str | None, log: "Log") -> "RunResult"
     return result
 
 
-def _guess_recipe(source: str, device: str | None) -> Tables:
+def _guess_recipe(source: str, device: str | None, *, is_tokens: bool) -> Tables:
     """The settings of a recipe for a store or a text, by dotted names."""
     if device is None:
         import torch
@@ -216,10 +217,11 @@ def _guess_recipe(source: str, device: str | None) -> Tables:
     path = expand_user(source)
     is_pattern = glob.has_magic(source) and not path.exists()
     is_pattern = is_pattern and (path.suffix not in TOKEN_FILES or is_token_file(path))
-    if not is_pattern and not path.exists():
+    # The prefix of Megatron's two files is not the name of a file.
+    if not is_pattern and not path.exists() and not is_token_file(path):
         raise MissingInputError(f"{path} does not exist (working directory: {Path.cwd()}).")
     guesses: Tables = {}
-    if store_sides(path) is None:  # text, which is not tokenized yet
+    if not is_tokens and store_sides(path) is None:  # text, which is not tokenized yet
         size = path.stat().st_size if path.is_file() else 0
         # A tenth of the text is held out, but no more than 10 MB.
         share = min(0.1, _MAX_HELD_OUT_BYTES / max(1, size))

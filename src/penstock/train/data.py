@@ -13,6 +13,7 @@ functions that make a loader import it.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,10 @@ import numpy as np
 
 from penstock.cli.progress import build_lines
 from penstock.errors import PlanError, SourceError, StoreBusyError, StoreError
-from penstock.formats.open import is_token_file, recognised
+from penstock.formats.names import TokenOptions
+from penstock.formats.open import holds_files, is_token_file, open_tokens, recognised
 from penstock.formats.tables import holds_text
+from penstock.formats.token_files import TokenFiles
 from penstock.ledger import AddedStore, LedgerLine, amended
 from penstock.loader.fingerprints import RowReader
 from penstock.loader.run import AnyPlan
@@ -78,17 +81,22 @@ def open_data(
         return streamed, opener.val_rows(opener.val_path(None))
     held_out: StorePath | None = None
     if config.train is not None:
-        train, held_out = opener.sides(config.train, "train")
-    paths = {name: opener.sides(each.train, name)[0] for name, each in config.sources.items()}
+        train, held_out = opener.sides(config.train, "train", config.tokens)
+    paths = {
+        name: opener.sides(each.train, name, each.tokens)[0]
+        for name, each in config.sources.items()
+    }
     held_out = opener.val_path(held_out)
     # Together, so that no build can replace the two sides of a store in between.
     opener.open([*([] if config.train is None else [train]), *paths.values(), held_out])
     sources: Any = {
-        name: opener.rows(path, config.sources[name].rows or config.rows)
+        name: opener.rows(
+            path, config.sources[name].rows or config.rows, config.sources[name].tokens
+        )
         for name, path in paths.items()
     }
     if config.train is not None:
-        sources = opener.rows(train, config.rows)
+        sources = opener.rows(train, config.rows, config.tokens)
     weights = {
         name: each.weight for name, each in config.sources.items() if each.weight is not None
     }
@@ -121,9 +129,18 @@ class _Opener:
         self._settings["documents"] = config.documents
         self._opened: dict[StorePath, TokenStore] = {}
 
-    def sides(self, given: str, name: str) -> tuple[StorePath, StorePath | None]:
+    def sides(
+        self, given: str, name: str, tokens: TokenOptions | None = None
+    ) -> tuple[StorePath, StorePath | None]:
         """The training store of a path or URL, and the validation store if it was split."""
         store = self._stores / name
+        if tokens is not None:
+            if is_remote(given) or has_file(expand_user(given), FILE_NAME):
+                raise PlanError(
+                    f"{given} is not a path of token files of another tool. Remove the table "
+                    f"tokens of {name} from the recipe."
+                )
+            return expand_user(given), None
         # A name with a suffix is that of a text: a store is a prefix of names.
         if is_remote(given) and not Path(store_path(given).name).suffix:
             return store_sides(store_path(given)) or self._built(given, store)
@@ -197,9 +214,13 @@ class _Opener:
         opened = open_stores(sorted(stores, key=str))
         self._opened = {store.path: store for store in opened}
 
-    def rows(self, store: Any, kind: RowKind, **options: Any) -> Rows:
+    def rows(
+        self, store: Any, kind: RowKind, tokens: TokenOptions | None = None, **options: Any
+    ) -> Rows:
         """The rows of a store or token file."""
         store = self._opened.get(store, store)
+        if tokens is not None:
+            store = open_tokens(store, **asdict(tokens))
         is_bin = isinstance(store, Path) and store.suffix == ".bin" and store.is_file()
         # A file of llm.c or Megatron is opened as that: its header is not tokens.
         if is_bin and not recognised(store):
@@ -208,7 +229,7 @@ class _Opener:
         try:
             return (Packs if kind == "packs" else Windows)(store, self._config.length, **options)
         except PlanError as error:
-            path = store.path if isinstance(store, ArrayFile | TokenStore) else store
+            path = store.path if isinstance(store, ArrayFile | TokenFiles | TokenStore) else store
             error.add_note(f"In {path}. Set the length of rows with data.length or --max_length.")
             raise
 
@@ -227,8 +248,15 @@ class _Opener:
         """The store to validate on: that of `val`, or else the held-out side."""
         if self._config.val is None:
             return held_out
-        one, other = self.sides(self._config.val, "val")
+        one, other = self.sides(self._config.val, "val", self._val_tokens())
         return other or one
+
+    def _val_tokens(self) -> TokenOptions | None:
+        """The options for token files in `val`; None if it is a store or text."""
+        val = self._config.val
+        path = None if val is None or is_remote(val) else expand_user(val)
+        is_files = path is not None and (holds_files(path) or is_token_file(path))
+        return self._config.tokens if is_files else None
 
     def val_rows(self, held_out: StorePath | None) -> Rows | None:
         """The rows to validate on."""
@@ -236,7 +264,7 @@ class _Opener:
         if held_out is None:
             return None
         if isinstance(held_out, Path) and not has_file(held_out, FILE_NAME):
-            return self.rows(held_out, config.rows)
+            return self.rows(held_out, config.rows, self._val_tokens())
         store = self._opened.get(held_out) or TokenStore(held_out)
         num_tokens = store.num_tokens
         if num_tokens < _LEAST_TOKENS and config.val is None:

@@ -19,9 +19,10 @@ def stores_of(rows: Rows) -> tuple[Member, ...]:
 
 
 def vocab_size_of(plan: AnyPlan) -> int:
-    """The largest vocabulary of the plan's tokenizers; GPT-2's if only bare files are read."""
+    """The largest vocabulary that is recorded or given; GPT-2's if only bare files are read."""
     members = [each for rows in plan.sources.values() for each in stores_of(rows)]
-    sizes = [_vocab_size(each) for each in members if isinstance(each, TokenStore)]
+    known = [each for each in members if isinstance(each, TokenStore | TokenFiles)]
+    sizes = [each.vocab_size for each in known if each.vocab_size is not None]
     return max(sizes, default=_GPT2_VOCAB)
 
 
