@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+import zygote
 
 import penstock as ps
 from penstock.sources.slices import cut
@@ -40,8 +41,8 @@ penstock.cli.main()
 
 def interrupted(command, ready, directory, program=("-m", "penstock")):
     """Start `command`, press Ctrl-C when `ready()` is true; returns exit code and stderr."""
-    running = subprocess.Popen(
-        [sys.executable, *program, *map(str, command)],
+    running = zygote.Popen(
+        [*program, *map(str, command)],
         cwd=directory,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -121,7 +122,7 @@ def test_ctrl_c_at_any_time_leaves_no_traceback(corpus, tmp_path, seconds):
     # The time counts from the moment when our code runs. While Python itself starts, which may
     # take long on a busy machine, nobody has set a handler.
     code = "import penstock.cli; print('started', flush=True); penstock.cli.main()"
-    running = subprocess.Popen(
+    running = subprocess.Popen(  # a fresh one, which imports
         [sys.executable, "-c", code, "build", corpus, "--documents", "lines", "-o", "store"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,

@@ -36,7 +36,15 @@ def read(loader, answers):
     answers.put((os.getpid(), [batch["inputs"].tolist() for batch in loader]))
 
 
-@pytest.mark.parametrize(("method", "prefetch"), [("fork", 0), ("fork", 2), ("spawn", 2)])
+@pytest.mark.parametrize(
+    ("method", "prefetch"),
+    [
+        ("fork", 0),
+        ("fork", 2),
+        ("forkserver", 2),
+        pytest.param("spawn", 2, marks=pytest.mark.torture),
+    ],
+)
 def test_parent_child_and_parent_again_read_the_same(store, method, prefetch):
     """The parent is in the middle of an iteration, with a thread at work, when it forks."""
     plan = Plan({"a": Windows(store, 16), "b": Windows(store, 16)}, weights={"a": 1, "b": 2})
