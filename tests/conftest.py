@@ -211,7 +211,7 @@ def small_slices(monkeypatch):
 def python():
     """Run code in a fresh interpreter, which imports all; returns the finished process."""
 
-    def python(code, *arguments, check=True, timeout=60, **environment):
+    def python(code, *arguments, check=True, timeout=240, **environment):
         done = subprocess.run(
             [sys.executable, "-c", code, *map(str, arguments)],
             env={**os.environ, **environment},
@@ -229,7 +229,7 @@ def python():
 def quick_python():
     """Run code in a process that has imported torch and penstock; returns the finished process."""
 
-    def quick_python(code, *arguments, check=True, timeout=60, **environment):
+    def quick_python(code, *arguments, check=True, timeout=240, **environment):
         done = zygote.run(
             ["-c", code, *arguments],
             env={**os.environ, **environment},

@@ -19,7 +19,7 @@ def penstock(tmp_path):
             env={**os.environ, **environment},
             capture_output=True,
             check=check,
-            timeout=60,
+            timeout=240,
         )
 
     return penstock
@@ -43,7 +43,7 @@ def read_terminal(tmp_path):
                 break
             data += piece
         os.close(ours)
-        return data.decode(), running.communicate(timeout=60)[0]
+        return data.decode(), running.communicate(timeout=240)[0]
 
     return read_terminal
 

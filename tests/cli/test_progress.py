@@ -101,7 +101,7 @@ LIBRARY = AT_ONCE + BUILD
 def build(directory, code, *options, **streams):
     (directory / "a.txt").write_text("some words\n" * 1_000)
     words = ["build", "a.txt", "-o", "store", "--tokenizer", "bytes", *options]
-    return zygote.run(["-c", code, *words], cwd=directory, timeout=60, check=False, **streams)
+    return zygote.run(["-c", code, *words], cwd=directory, timeout=240, check=False, **streams)
 
 
 @pytest.mark.parametrize("code", [COMMAND, LIBRARY], ids=["penstock build", "progress=True"])

@@ -254,7 +254,7 @@ def test_a_batch_may_be_said_for_all_devices_alone(module):
         made.val_dataloader()
 
 
-@pytest.mark.parametrize("model_name", ["gpt2", "bytes"])
+@pytest.mark.parametrize("model_name", [pytest.param("gpt2", marks=pytest.mark.torture), "bytes"])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda made: loads(dumps(made))])
 @pytest.mark.parametrize("options", [{}, {"streaming": True}, {"packing": True}])
 def test_a_copy_of_a_module_goes_on_as_the_module(sides, model_name, copied, options):
