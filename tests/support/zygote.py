@@ -333,6 +333,9 @@ if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as listening:
         for name in IMPORTED:
             import_module(name)
+        # Most builds use this tokenizer, and compare it with the reference: 1 s to load both.
+        gpt2 = import_module("penstock.tokenize.tokenizer").load_tokenizer("gpt2")
+        gpt2.reference.load()
         gc.collect()
         gc.freeze()  # a collection in a fork would copy the pages of all that is imported
         request = serve(listening)

@@ -17,11 +17,10 @@ STATES = ("fresh", "begun", "sealed")
 
 def each_with_each_state(faults):
     """A fault at the second call, with each fault and each state once; with `torture`, all."""
-    for number, fault in enumerate(faults):
-        yield fault, STATES[number], (2,)
-    for fault, state in product(faults, STATES):
-        marks = [pytest.mark.torture, pytest.mark.timeout(3_600)]
-        yield pytest.param(fault, state, None, marks=marks)
+    marks = [pytest.mark.torture, pytest.mark.timeout(3_600)]
+    some = [(fault, state, (2,)) for fault, state in zip(faults, STATES, strict=True)]
+    every = product(faults, STATES)
+    return some + [pytest.param(fault, state, None, marks=marks) for fault, state in every]
 
 
 def killed_after(trial, seconds):
