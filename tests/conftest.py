@@ -305,7 +305,10 @@ def _cache(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _no_thread_is_left_behind():
     yield
-    left = [each.name for each in threading.enumerate() if each.name.startswith("build-")]
+    workers = [each for each in threading.enumerate() if each.name.startswith("build-")]
+    for each in workers:
+        each.join(60)  # a worker stops at its next check, which takes a while on a busy machine
+    left = [each.name for each in workers if each.is_alive()]
     assert not left, f"workers of a build outlived it: {left}"
 
 

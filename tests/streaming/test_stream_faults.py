@@ -18,7 +18,7 @@ from penstock.loader.loader import Loader
 from penstock.rows.windows import Windows
 from penstock.streaming.waits import StallTimer
 
-DEADLINE = 60
+DEADLINE = 240
 
 # Streams argv[1] into argv[2]; lines with a § take a while. Then does what argv[3] says.
 CHILD = """
