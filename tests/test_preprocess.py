@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import zygote
 
 from penstock import load_tokenizer
 from penstock.errors import SourceError, StoreError
@@ -55,10 +56,10 @@ def test_the_command_writes_both_files_under_their_names(here, capsys, arguments
 
 def test_it_runs_as_a_module_with_files_of_ones_own(here):
     (here / "mine.txt").write_text("mine\n")
-    command = [sys.executable, "-m", "penstock.preprocess", "--preprocess"]
+    command = ["-m", "penstock.preprocess", "--preprocess"]
     command += ["--train_file", "mine.txt", "--val_file", "mine.txt"]
     command += ["--output_dir", "tokens", "--tokenizer", "bytes"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = zygote.run(command, capture_output=True, text=True, timeout=240)
 
     assert done.returncode == 0, done.stderr
     assert np.load("tokens/owt_train_preprocessed.npy").tolist() == [*b"mine", 256]
@@ -69,7 +70,7 @@ def test_it_runs_as_a_module_with_files_of_ones_own(here):
 @pytest.mark.parametrize(("end", "code"), [("| true", 1), (">&-", 0)])
 def test_a_reader_that_leaves_is_no_error_message(here, end, code):
     command = f"set -o pipefail; {sys.executable} -m penstock.preprocess --tokenizer bytes {end}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=240)
 
     assert (done.returncode, done.stderr) == (code, b"")
     assert (here / "training_data" / "owt_train_preprocessed.npy").exists()

@@ -8,10 +8,10 @@ import tomllib
 from importlib import import_module
 from inspect import isclass, isfunction
 from pathlib import Path
-from runpy import run_path
 from types import ModuleType
 
 import pytest
+import zygote
 
 import penstock
 
@@ -183,7 +183,7 @@ warnings.simplefilter("error")
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if examples(page)], ids=lambda page: page.name
 )
-def test_the_examples_of_a_page_run_in_order(page, tmp_path, monkeypatch, imported_once):
+def test_the_examples_of_a_page_run_in_order(page, tmp_path):
     """In a directory with a text file, which is what a reader has."""
     text = "".join(f"Line {number}: the quick brown fox jumps.\n" for number in range(2_000))
     (tmp_path / "input.txt").write_text(text)
@@ -191,15 +191,9 @@ def test_the_examples_of_a_page_run_in_order(page, tmp_path, monkeypatch, import
     programs = str(Path(sys.executable).parent)  # `penstock` of this environment
     code = [PREAMBLE.format(programs=programs), *examples(page)]
     script.write_text("\n".join(code), encoding="utf-8")
-    monkeypatch.chdir(tmp_path)  # the new process starts in the directory of this one
-    reader = imported_once.Process(
-        target=run_path, args=[str(script)], kwargs={"run_name": "__main__"}
-    )
-    reader.start()
-    reader.join(280)
-    reader.kill()
+    done = zygote.run([script], cwd=tmp_path, timeout=280)
 
-    assert reader.exitcode == 0, (tmp_path / "log").read_text()
+    assert done.returncode == 0, (tmp_path / "log").read_text()
 
 
 def test_every_block_of_the_readme_is_run_but_the_one_that_installs_penstock():

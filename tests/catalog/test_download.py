@@ -3,13 +3,12 @@
 import email.utils
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import zygote
 
 from penstock.catalog import download as module
 from penstock.catalog.download import DownloadLimits
@@ -420,8 +419,8 @@ download([url], Path(path), num_bytes=int(size), sha256=sha256)
 @pytest.mark.parametrize("sent", [0, 1, 150_000, 299_999])
 def test_a_killed_download_is_resumed(server, wanted, succeeds, tmp_path, sent):
     server.faults = [Fault(stall=sent)]
-    command = [sys.executable, "-c", CHILD, server.url, wanted.path, len(DATA), wanted.sha256]
-    running = subprocess.Popen([str(each) for each in command])
+    command = ["-c", CHILD, server.url, wanted.path, len(DATA), wanted.sha256]
+    running = zygote.Popen(command)
     part = tmp_path / ".file.bin.part"
     deadline = time.monotonic() + 60
     while not (part.exists() and part.stat().st_size == sent) and time.monotonic() < deadline:

@@ -301,12 +301,12 @@ def test_a_vocabulary_with_gaps_is_refused():
         load_tokenizer(made, add_tokens=["<a>"])
 
 
-def test_the_line_of_the_readme_works_as_printed(tmp_path, python, invoke):
+def test_the_line_of_the_readme_works_as_printed(tmp_path, quick_python, invoke):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"`penstock (build chats\.jsonl[^`]*)`", readme)
     written(tmp_path)
     run = "import os, sys; os.chdir(sys.argv.pop(1)); from penstock.cli import main; main()"
-    done = python(run, tmp_path, *shlex.split(command))
+    done = quick_python(run, tmp_path, *shlex.split(command))
     store = penstock.TokenStore(tmp_path / "stores" / "chat")
 
     assert len(store) == 20

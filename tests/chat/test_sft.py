@@ -158,11 +158,12 @@ def test_a_batch_is_never_written_again(chat):
     assert all(map(torch.equal, first, kept))
 
 
-def test_collate_works_in_a_dataloader_with_workers(gpt2_chat):
-    """Sent to processes that are spawned, where each makes a chat of its own."""
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.torture)])
+def test_collate_works_in_a_dataloader_with_workers(gpt2_chat, method):
+    """Sent to processes that are not forked, where each makes a chat of its own."""
     collate = SFTCollate(Chat("nanochat", "gpt2", add_tokens="auto"), pad_token_id=7)
     loader = torch.utils.data.DataLoader(
-        ROWS, batch_size=5, collate_fn=collate, num_workers=1, multiprocessing_context="spawn"
+        ROWS, batch_size=5, collate_fn=collate, num_workers=1, multiprocessing_context=method
     )
     for (inputs, targets), start in zip(loader, (0, 5), strict=True):
         expected = by_hand(ROWS[start : start + 5], collate.chat, 7, -1)

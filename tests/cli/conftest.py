@@ -3,9 +3,9 @@
 import os
 import select
 import subprocess
-import sys
 
 import pytest
+import zygote
 
 
 @pytest.fixture
@@ -13,13 +13,13 @@ def penstock(tmp_path):
     """Run a command in a separate process, without a terminal."""
 
     def penstock(*arguments, check=True, **environment):
-        return subprocess.run(
-            [sys.executable, "-m", "penstock", *map(str, arguments)],
+        return zygote.run(
+            ["-m", "penstock", *map(str, arguments)],
             cwd=tmp_path,
             env={**os.environ, **environment},
             capture_output=True,
             check=check,
-            timeout=60,
+            timeout=240,
         )
 
     return penstock
@@ -27,11 +27,11 @@ def penstock(tmp_path):
 
 @pytest.fixture
 def read_terminal(tmp_path):
-    """Run a command whose stderr is a terminal; returns what the terminal got, and stdout."""
+    """Run Python with stderr as a terminal; returns what the terminal got, and stdout."""
 
     def read_terminal(command):
         ours, theirs = pytest.importorskip("pty").openpty()
-        running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs)
+        running = zygote.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs)
         os.close(theirs)
         data = b""
         while select.select([ours], [], [], 60)[0]:
@@ -43,7 +43,7 @@ def read_terminal(tmp_path):
                 break
             data += piece
         os.close(ours)
-        return data.decode(), running.communicate(timeout=60)[0]
+        return data.decode(), running.communicate(timeout=240)[0]
 
     return read_terminal
 

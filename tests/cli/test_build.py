@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 
 import pytest
 from tokenizers import Tokenizer
@@ -236,7 +235,7 @@ def test_json_on_stdout_is_one_object(penstock, corpus):
 def test_progress_goes_to_the_terminal_of_stderr_and_not_to_a_redirected_stdout(
     corpus, read_terminal
 ):
-    command = [sys.executable, "-m", "penstock", "build", str(corpus), "--documents", "lines"]
+    command = ["-m", "penstock", "build", str(corpus), "--documents", "lines"]
     shown, out = read_terminal([*command, "-o", "store"])
 
     assert "━" in shown

@@ -37,7 +37,7 @@ def _quick(monkeypatch):
 def pair(tmp_path):
     """A training and a validation file."""
     line = "The quick brown fox jumps over the lazy dog, number {}.\n"
-    for name, count in (("train.txt", 20_000), ("val.txt", 500)):
+    for name, count in (("train.txt", 4_000), ("val.txt", 500)):
         (tmp_path / name).write_text("".join(line.format(number) for number in range(count)))
     return "train.txt", "val.txt"
 
@@ -56,7 +56,7 @@ def test_two_good_files_give_the_six_lines_with_figures(invoke, pair):
 
     assert [line.partition(":")[0] for line in lines] == LINES
     assert "2 files" in lines[0]
-    assert "20,500 documents" in lines[1]
+    assert "4,500 documents" in lines[1]
     assert "(32, 1024) int64, labels shifted by the loader" in lines[2]
     assert "bytes a token" in lines[3]
     assert "tokens/s loaded" in lines[4]

@@ -168,7 +168,7 @@ def test_decode_into_head_exits_0(tmp_path, option):
     code = f"{decode} | head -n 1; exit ${{PIPESTATUS[0]}}"
 
     done = subprocess.run(
-        ["bash", "-c", code], cwd=tmp_path, capture_output=True, timeout=60, check=False
+        ["bash", "-c", code], cwd=tmp_path, capture_output=True, timeout=240, check=False
     )
 
     assert (done.returncode, done.stderr) == (0, b"")

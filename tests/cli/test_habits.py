@@ -123,7 +123,7 @@ def test_check_into_a_closed_pipe_exits_with_its_result(tmp_path, file, expected
     code = f"{check} | true; exit ${{PIPESTATUS[0]}}"
 
     done = subprocess.run(
-        ["bash", "-c", code], cwd=tmp_path, capture_output=True, timeout=60, check=False
+        ["bash", "-c", code], cwd=tmp_path, capture_output=True, timeout=240, check=False
     )
 
     assert (done.returncode, done.stderr) == (expected, b"")

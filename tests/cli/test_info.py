@@ -3,12 +3,12 @@
 import json
 import re
 import subprocess
-import sys
 import time
 from dataclasses import asdict
 from itertools import pairwise
 
 import pytest
+import zygote
 
 import penstock as ps
 from penstock.cli.info import histogram_lines
@@ -107,9 +107,7 @@ def running(tmp_path):
             "import sys, penstock; penstock.build('a.txt', 'store', tokenizer='bytes', "
             f"documents='lines', progress=lambda now: sys.stdin.readline(), **{settings})"
         )
-        process = subprocess.Popen(
-            [sys.executable, "-c", code], cwd=tmp_path, stdin=subprocess.PIPE, text=True
-        )
+        process = zygote.Popen(["-c", code], cwd=tmp_path, stdin=subprocess.PIPE, text=True)
         while not (tmp_path / "store" / ".slice-000000.json").exists():
             assert process.poll() is None
             time.sleep(0.01)

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+import zygote
 
 import penstock as ps
 from penstock.sources.slices import cut
@@ -29,19 +30,19 @@ def big(tmp_path_factory):
     return path
 
 
-# `python -m penstock` that cuts inputs into slices of 4 MB, as if they were 16 times as long.
+# `python -m penstock` that cuts inputs into slices of 1.5 MB, as if they were 40 times as long.
 SLICED = """
 import penstock.cli
 from penstock.sources.slices import cut
-cut.__kwdefaults__["slice_bytes"] = 4_000_000
+cut.__kwdefaults__["slice_bytes"] = 1_500_000
 penstock.cli.main()
 """
 
 
 def interrupted(command, ready, directory, program=("-m", "penstock")):
     """Start `command`, press Ctrl-C when `ready()` is true; returns exit code and stderr."""
-    running = subprocess.Popen(
-        [sys.executable, *program, *map(str, command)],
+    running = zygote.Popen(
+        [*program, *map(str, command)],
         cwd=directory,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -71,7 +72,7 @@ def assert_interrupted(outcome):
 @pytest.mark.slow
 def test_a_build_resumes_to_the_same_bytes(big, tmp_path, sums, invoke, monkeypatch):
     store, text = tmp_path / "store", tmp_path / "text.txt"
-    text.write_bytes(big.read_bytes()[:60_000_000])
+    text.write_bytes(big.read_bytes()[:20_000_000])
     command = ["build", text, "--documents", "lines", "-o", store, "--threads", "1"]
 
     def ready():
@@ -83,7 +84,7 @@ def test_a_build_resumes_to_the_same_bytes(big, tmp_path, sums, invoke, monkeypa
     assert not (store / "penstock.json").exists()
     sealed = {path.name: path.stat().st_mtime_ns for path in store.glob("part-*.npy")}
 
-    monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", 4_000_000)
+    monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", 1_500_000)
     shown = invoke(*command).stdout
 
     assert "resumed and finished in " in shown
@@ -121,7 +122,7 @@ def test_ctrl_c_at_any_time_leaves_no_traceback(corpus, tmp_path, seconds):
     # The time counts from the moment when our code runs. While Python itself starts, which may
     # take long on a busy machine, nobody has set a handler.
     code = "import penstock.cli; print('started', flush=True); penstock.cli.main()"
-    running = subprocess.Popen(
+    running = subprocess.Popen(  # a fresh one, which imports
         [sys.executable, "-c", code, "build", corpus, "--documents", "lines", "-o", "store"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,

@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import zygote
 
 from penstock.cli.progress import Meter, bar
 from penstock.store.job import BuildProgress
@@ -100,9 +101,7 @@ LIBRARY = AT_ONCE + BUILD
 def build(directory, code, *options, **streams):
     (directory / "a.txt").write_text("some words\n" * 1_000)
     words = ["build", "a.txt", "-o", "store", "--tokenizer", "bytes", *options]
-    return subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=directory, timeout=60, check=False, **streams
-    )
+    return zygote.run(["-c", code, *words], cwd=directory, timeout=240, check=False, **streams)
 
 
 @pytest.mark.parametrize("code", [COMMAND, LIBRARY], ids=["penstock build", "progress=True"])
@@ -135,7 +134,7 @@ def test_a_log_that_nobody_reads_does_not_end_a_build(tmp_path):
 
 def test_progress_true_shows_the_bar_of_the_command_in_a_terminal(tmp_path, read_terminal):
     (tmp_path / "a.txt").write_text("some words\n" * 1_000)
-    shown, out = read_terminal([sys.executable, "-c", BUILD])
+    shown, out = read_terminal(["-c", BUILD])
 
     assert "━" in shown
     assert "100%" in shown

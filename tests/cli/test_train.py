@@ -4,10 +4,10 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
+import zygote
 
 from penstock.cli import progress
 from penstock.train import read_metrics
@@ -126,8 +126,8 @@ def stopped(directory, ready, *flags):
     """A run that gets a Ctrl-C when `ready()` is true: its exit code, stdout and stderr."""
     words = ["train", "input.txt", "--val_file", "val.txt", *SMALL, "--device", "cpu", *flags]
     words += ["--max_length", "16", "--steps", "1000000", "--set", "data.tokenizer=bytes"]
-    running = subprocess.Popen(
-        [sys.executable, "-m", "penstock", *words],
+    running = zygote.Popen(
+        ["-m", "penstock", *words],
         cwd=directory,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

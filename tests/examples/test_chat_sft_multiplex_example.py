@@ -1,16 +1,16 @@
 """The example runs with the commands of its docstring, with and without the real sets."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+import zygote
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "chat_sft_multiplex_example.py"
 
 
 def test_it_trains_on_the_answers_only_and_the_loss_falls(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(SCRIPT), "--steps", "12"],
+    done = zygote.run(
+        ["-W", "error", str(SCRIPT), "--steps", "12"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -2,9 +2,9 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+import zygote
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "dataset.py"
 
@@ -14,8 +14,8 @@ def test_it_goes_from_two_files_to_batches(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.txt").write_text(text)
     (tmp_path / "data" / "val.txt").write_text(text[:2_000])
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(SCRIPT), "--sequence-length", "64"],
+    done = zygote.run(
+        ["-W", "error", str(SCRIPT), "--sequence-length", "64"],
         cwd=tmp_path,
         env={**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache")},
         capture_output=True,

@@ -2,11 +2,10 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import zygote
 
 pytest.importorskip("lightning", reason="needs penstock[lightning]")
 
@@ -19,8 +18,8 @@ def test_six_checks_pass_and_batches_are_read(tmp_path):
     line = "The quick brown fox jumps over the lazy dog, number {}.\n"
     for name, count in (("owt_train.txt", 10_000), ("owt_valid.txt", 500)):
         (folder / name).write_text("".join(line.format(number) for number in range(count)))
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT)],
+    done = zygote.run(
+        [str(SCRIPT)],
         cwd=tmp_path,
         env={**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache")},
         capture_output=True,

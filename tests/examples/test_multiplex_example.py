@@ -1,18 +1,17 @@
 """The example runs with the commands of its docstring, with and without the real sets."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import zygote
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "multiplex_example.py"
 
 
 def run(folder):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(SCRIPT)],
+    done = zygote.run(
+        ["-W", "error", str(SCRIPT)],
         cwd=folder,
         capture_output=True,
         text=True,

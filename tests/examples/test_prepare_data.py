@@ -1,15 +1,15 @@
 """The example runs with the commands of its docstring."""
 
-import subprocess
-import sys
 from pathlib import Path
+
+import zygote
 
 SCRIPT = Path(__file__).parent.parent.parent / "examples" / "prepare_data.py"
 
 
 def test_it_downloads_splits_and_tokenizes(data, tmp_path):
-    words = [sys.executable, "-W", "error", str(SCRIPT), "--from", str(data / "tinyshakespeare")]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    words = ["-W", "error", str(SCRIPT), "--from", str(data / "tinyshakespeare")]
+    done = zygote.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

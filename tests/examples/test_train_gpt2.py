@@ -2,9 +2,9 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+import zygote
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_gpt2.py"
 
@@ -15,8 +15,8 @@ def test_it_trains_on_two_files(tmp_path):
     (tmp_path / "data" / "train.txt").write_text(text)
     (tmp_path / "data" / "val.txt").write_text(text[:2_000])
     small = ("--steps", "60", "--sequence-length", "32", "--layers", "1", "--width", "16")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(SCRIPT), *small],
+    done = zygote.run(
+        ["-W", "error", str(SCRIPT), *small],
         cwd=tmp_path,
         env={**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -2,11 +2,10 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import zygote
 from typer.testing import CliRunner
 
 import penstock as ps
@@ -25,8 +24,8 @@ def trained(tmp_path_factory):
     text = "".join(f"Line {number}: the quick brown fox jumps.\n" for number in range(200))
     (directory / "t.txt").write_text(text)
     (directory / "v.txt").write_text(text[:2_000] + "\n\n<|endoftext|>\r\n  a last one  ")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", SCRIPT, *WORDS, "--steps", "10", "--output", "script"],
+    done = zygote.run(
+        ["-W", "error", SCRIPT, *WORDS, "--steps", "10", "--output", "script"],
         cwd=directory,
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,

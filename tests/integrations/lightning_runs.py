@@ -3,11 +3,11 @@
 import json
 import os
 import subprocess
-import sys
 import zlib
 from pathlib import Path
 
 import numpy as np
+import zygote
 
 from penstock import Documents, Plan, Windows, build
 from penstock.preprocess import preprocess
@@ -30,16 +30,17 @@ def write_data(folder, num_lines=90):
 
 def fit(data, out, kind, *flags, killed=False, timeout=250):
     """Run the script; returns where it wrote to. Its processes are a group of their own."""
-    command = [sys.executable, str(SCRIPT), "--data", str(data), "--out", str(out)]
+    command = [str(SCRIPT), "--data", str(data), "--out", str(out)]
     command += ["--kind", kind, *map(str, flags)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
-    run = subprocess.Popen(
+    run = zygote.Popen(
         command,
         env=environment,
         start_new_session=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        imports=["lightning.pytorch"],
     )
     try:
         told, _ = run.communicate(timeout=timeout)

@@ -403,7 +403,9 @@ def _total(dataset, answer):
     answer.put(int(sum(item["labels"].sum() for item in dataset)))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    "method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.torture)]
+)
 def test_another_process_reads_a_temporary_store_and_does_not_remove_it(method, write, letters):
     context = multiprocessing.get_context(method)
     dataset = TransformerDataset(write("a.jsonl", ["abcdefghij"]), letters, 4)

@@ -4,11 +4,11 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+import zygote
 
 pytest.importorskip("datasets", reason="needs penstock[hf]")
 pytest.importorskip("transformers", reason="needs penstock[hf]")
@@ -257,15 +257,16 @@ def test_two_processes_of_accelerate_share_each_step_once_and_skip_once(windows,
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     script = Path(__file__).parent / "accelerate_script.py"
-    command = [sys.executable, "-W", "ignore", str(script)]
+    command = ["-W", "ignore", str(script)]
     command += [str(windows.stream.members[0].path), str(tmp_path)]
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [
-        subprocess.Popen(
+        zygote.Popen(
             command,
             env={**os.environ, **common, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"},
             stderr=subprocess.PIPE,
             text=True,
+            imports=["accelerate"],
         )
         for rank in ("0", "1")
     ]
@@ -290,14 +291,15 @@ def test_two_processes_of_accelerate_share_each_step_once_and_skip_once(windows,
 def test_a_trainer_that_was_stopped_goes_on_with_the_same_losses(windows, tmp_path, processes):
     pytest.importorskip("accelerate")
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [sys.executable, *(launch if processes > 1 else [])]
+    command = launch if processes > 1 else []
     command += [str(SCRIPT), str(windows.stream.members[0].path), str(tmp_path)]
-    done = subprocess.run(
+    done = zygote.run(
         command,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=280,
+        imports=["transformers.trainer"],
     )
 
     assert done.returncode == 0, done.stderr

@@ -254,7 +254,7 @@ def test_a_batch_may_be_said_for_all_devices_alone(module):
         made.val_dataloader()
 
 
-@pytest.mark.parametrize("model_name", ["gpt2", "bytes"])
+@pytest.mark.parametrize("model_name", [pytest.param("gpt2", marks=pytest.mark.torture), "bytes"])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda made: loads(dumps(made))])
 @pytest.mark.parametrize("options", [{}, {"streaming": True}, {"packing": True}])
 def test_a_copy_of_a_module_goes_on_as_the_module(sides, model_name, copied, options):
@@ -331,11 +331,11 @@ def test_workers_make_the_same_batches(module, workers):
         assert rows_of(getattr(found, name)()) == rows_of(getattr(expected, name)())
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.torture)])
 @pytest.mark.parametrize("name", ["train_dataloader", "val_dataloader"])
-def test_workers_that_were_not_forked_make_the_same_batches(module, name):
+def test_workers_that_were_not_forked_make_the_same_batches(module, name, method):
     expected, found = (getattr(module(num_workers=number), name)() for number in (0, 1))
-    found.multiprocessing_context = "spawn"
+    found.multiprocessing_context = method
 
     assert rows_of(found) == rows_of(expected)
 

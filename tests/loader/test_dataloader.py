@@ -32,7 +32,8 @@ WORKERS = [
     {"num_workers": 0},
     {"num_workers": 2, "multiprocessing_context": "fork"},
     {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
-    {"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True},
+    {"num_workers": 2, "multiprocessing_context": "forkserver", "persistent_workers": True},
+    pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, marks=pytest.mark.torture),
 ]
 
 

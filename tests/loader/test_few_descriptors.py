@@ -23,7 +23,7 @@ def lines(first):
 """
 
 
-def test_a_process_with_32_descriptors_builds_appends_and_verifies(tmp_path, python):
+def test_a_process_with_32_descriptors_builds_appends_and_verifies(tmp_path, quick_python):
     code = """
 import pyarrow as pa, pyarrow.parquet as pq
 for number in range(5):
@@ -43,14 +43,14 @@ from penstock.cli.app import app
 for arguments in (["verify"], ["info"], ["decode", "--document", "9999"]):
     app([arguments[0], str(place / "txt"), *arguments[1:]], standalone_mode=False)
 """
-    done = python(START + code, tmp_path)
+    done = quick_python(START + code, tmp_path)
 
     assert "is intact" in done.stdout
     assert "digest" in done.stdout
     assert f"line {1_999 + 4} of some text" in done.stdout
 
 
-def test_a_process_with_32_descriptors_reads_many_parts_and_many_stores(tmp_path, python):
+def test_a_process_with_32_descriptors_reads_many_parts_and_many_stores(tmp_path, quick_python):
     code = """
 (place / "one.txt").write_text("\\n".join(lines(0)))
 wide = build(place / "one.txt", "wide", documents="lines")
@@ -80,10 +80,10 @@ read(ps.Windows(streamed, length=64))
 streamed.close()
 print("read", len(os.listdir("/proc/self/fd")) < 32)
 """
-    assert python(START + code, tmp_path).stdout == "read True\n"
+    assert quick_python(START + code, tmp_path).stdout == "read True\n"
 
 
-def test_arrays_that_keep_too_many_files_open_are_a_clear_error(tmp_path, python):
+def test_arrays_that_keep_too_many_files_open_are_a_clear_error(tmp_path, quick_python):
     code = """
 (place / "one.txt").write_text("\\n".join(lines(0)))
 store = build(place / "one.txt", "wide", documents="lines")
@@ -92,7 +92,7 @@ try:
 except ps.errors.StoreError as error:
     print(error)
 """
-    printed = python(START + code, tmp_path).stdout
+    printed = quick_python(START + code, tmp_path).stdout
 
     assert "has as many open files as it may have, 32." in printed
     assert "copy them, or allow more files, for example with ulimit -n 1024." in printed

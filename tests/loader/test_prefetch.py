@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import zygote
 
 from penstock.loader.loader import Loader
 from penstock.loader.prefetch import Ahead
@@ -251,8 +252,8 @@ def test_an_interpreter_ends_in_the_middle_of_an_iteration(python, tmp_path):
 
 def test_ctrl_c_ends_a_run_without_end(tmp_path):
     code = LEAVES + "for _ in iterator: pass"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, tmp_path / "tokens.npy"],
+    process = zygote.Popen(
+        ["-c", code, tmp_path / "tokens.npy"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

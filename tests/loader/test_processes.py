@@ -36,7 +36,15 @@ def read(loader, answers):
     answers.put((os.getpid(), [batch["inputs"].tolist() for batch in loader]))
 
 
-@pytest.mark.parametrize(("method", "prefetch"), [("fork", 0), ("fork", 2), ("spawn", 2)])
+@pytest.mark.parametrize(
+    ("method", "prefetch"),
+    [
+        ("fork", 0),
+        ("fork", 2),
+        ("forkserver", 2),
+        pytest.param("spawn", 2, marks=pytest.mark.torture),
+    ],
+)
 def test_parent_child_and_parent_again_read_the_same(store, method, prefetch):
     """The parent is in the middle of an iteration, with a thread at work, when it forks."""
     plan = Plan({"a": Windows(store, 16), "b": Windows(store, 16)}, weights={"a": 1, "b": 2})
@@ -60,12 +68,13 @@ def test_parent_child_and_parent_again_read_the_same(store, method, prefetch):
     assert [batch["inputs"].tolist() for batch in iterator] == expected[10:]
 
 
-def test_forks_while_a_thread_opens_parts_of_a_store(many_parts):
+@pytest.mark.parametrize("rounds", [10, pytest.param(40, marks=pytest.mark.torture)])
+def test_forks_while_a_thread_opens_parts_of_a_store(many_parts, rounds):
     """What the thread holds when the fork comes must not stay locked in the child."""
     loader = Loader(Windows(many_parts, 16), 2, prefetch=4)
     expected = [loader[step]["inputs"].sum().item() for step in range(4)]
     iterator = iter(loader)
-    for _ in range(40):
+    for _ in range(rounds):
         for _ in range(64):
             next(iterator)
         child = os.fork()

@@ -7,13 +7,13 @@ import logging
 import os
 import re
 import subprocess
-import sys
 import threading
 import time
 import traceback
 from contextlib import suppress
 
 import pytest
+import zygote
 
 import penstock
 from penstock.errors import MissingStoreError, RemoteError, StoreError
@@ -43,8 +43,8 @@ def build(inputs, store, **settings):
 def start(inputs, url, **settings):
     """Begin a build in another process."""
     text = json.dumps({**SETTINGS, **settings})
-    return subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(inputs), url, text],
+    return zygote.Popen(
+        ["-c", CHILD, str(inputs), url, text],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -352,8 +352,8 @@ for line in sys.stdin:
 
     def __init__(self, cache, environment):
         self.cache, self.round = cache, 0
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", self.CODE],
+        self._process = zygote.Popen(
+            ["-c", self.CODE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -4,12 +4,12 @@ import hashlib
 import itertools
 import shutil
 import subprocess
-import sys
 import time
 import traceback
 from contextlib import suppress
 
 import pytest
+import zygote
 
 import penstock
 from penstock.errors import MissingStoreError, RemoteError, StoreError
@@ -167,8 +167,8 @@ def kill_at(bucket, source, target, number, method="PUT"):
             started[0].wait(30)
 
     bucket.proxy.set(on_request=on_request)
-    command = [sys.executable, "-c", CHILD, str(source), str(target)]
-    started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    command = ["-c", CHILD, str(source), str(target)]
+    started.append(zygote.Popen(command, stdout=subprocess.PIPE, text=True))
     output = started[0].communicate(timeout=60)[0]
     bucket.proxy.set()
     return "end" not in output

@@ -7,11 +7,11 @@ import pickle
 import shutil
 import stat
 import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
+import zygote
 from typer.testing import CliRunner
 
 import penstock as ps
@@ -407,8 +407,8 @@ print(sum(int(batch["inputs"].sum()) for batch in loader))
 
 
 def start(code, *arguments):
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = ["-c", code, *map(str, arguments)]
+    return zygote.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def race(code, remote, num_processes, monkeypatch):

@@ -4,14 +4,13 @@ import hashlib
 import os
 import random
 import shutil
-import subprocess
-import sys
 import threading
 import zlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import zygote
 
 import penstock as ps
 from penstock.errors import StoreError
@@ -387,8 +386,8 @@ for number, batch in enumerate(loader):
 )
 def test_a_file_that_is_truncated_under_a_running_loader_is_a_clear_error(store, kind, rows):
     """Touching a page that the file no longer has would end the process with SIGBUS."""
-    command = [sys.executable, "-c", _TRUNCATE, store, kind, rows]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ)
+    command = ["-c", _TRUNCATE, store, kind, rows]
+    done = zygote.run(command, capture_output=True, text=True, timeout=120, env=os.environ)
 
     assert done.returncode == 1, done.returncode
     assert "StoreError" in done.stderr

@@ -4,12 +4,12 @@ import json
 import logging
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import fsspec
 import pytest
+import zygote
 
 import penstock
 from penstock.errors import SourceError
@@ -127,8 +127,8 @@ def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path, monkeypatch, 
     (tmp_path / "d" / "a.txt").write_text("one")
     special(Path("d/b.txt"), kind)
     inputs = ["d", "d/*.txt", "d/b.txt", f"file://{tmp_path}/d", f"file://{tmp_path}/d/b.txt"]
-    command = [sys.executable, "-c", LIST, *inputs]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    command = ["-c", LIST, *inputs]
+    done = zygote.run(command, capture_output=True, text=True, timeout=60)
 
     answers = done.stdout.splitlines()
     assert len(answers) == len(inputs), done
@@ -184,7 +184,7 @@ def test_a_build_records_and_prints_what_was_left_out(tree, how):
         store = penstock.TokenStore("store")
     else:
         command = ["-m", "penstock", "build", "d", "-o", "store", "--tokenizer", "bytes"]
-        done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+        done = zygote.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done
         assert "Not read: 2 hidden (d/.git, d/.h.txt)" in done.stderr
         assert "2 hidden; 2 directories that a link" in " ".join(done.stdout.split())

@@ -1,13 +1,12 @@
 """Parquet files and Hugging Face datasets on disk, written by hand with pyarrow."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zygote
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -291,8 +290,8 @@ for batch in batches:
 def test_an_arrow_stream_that_is_truncated_while_it_is_read_is_a_clear_error(tmp_path):
     """Arrow maps it into memory, and a page that the file no longer has would be a SIGBUS."""
     write_dataset(tmp_path / "set", [pa.table({"text": ["some text " * 1_000] * 100})])
-    command = [sys.executable, "-c", _TRUNCATE, tmp_path / "set"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = ["-c", _TRUNCATE, tmp_path / "set"]
+    done = zygote.run(command, capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 1, done.returncode
     assert "SourceError" in done.stderr
@@ -312,7 +311,7 @@ def test_an_arrow_stream_that_lies_about_its_texts_is_refused(read, tmp_path):
             read(tmp_path / "set")
 
 
-def test_no_flipped_bit_of_a_footer_ends_the_process(tmp_path, python):
+def test_no_flipped_bit_of_a_footer_ends_the_process(tmp_path, quick_python):
     """pyarrow 26 aborts when it is asked for the metadata of a column that are damaged."""
     code = """
 import sys
@@ -339,4 +338,4 @@ print("alive")
 """
     pq.write_table(pa.table({"text": TEXTS, "other": TEXTS}), tmp_path / "a.parquet")
 
-    assert python(code, tmp_path / "a.parquet").stdout == "alive\n"
+    assert quick_python(code, tmp_path / "a.parquet").stdout == "alive\n"

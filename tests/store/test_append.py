@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+import zygote
 
 import penstock
 from penstock.errors import MissingStoreError, StoreError
@@ -134,7 +135,6 @@ def test_a_reader_that_was_open_before_an_append_goes_on_with_what_it_saw(built,
 def test_a_store_can_be_read_while_it_grows(built, more, python, tmp_path):
     """A reader in another process opens and reads the store all the time an append runs."""
     import subprocess
-    import sys
 
     code = """
 import sys, penstock
@@ -147,9 +147,7 @@ while True:
         break
     print(len(store), flush=True)
 """
-    reader = subprocess.Popen(
-        [sys.executable, "-c", code, str(built.path)], stdout=subprocess.PIPE, text=True
-    )
+    reader = zygote.Popen(["-c", code, str(built.path)], stdout=subprocess.PIPE, text=True)
     reader.stdout.readline()
     for path in more:
         penstock.build(

@@ -8,11 +8,10 @@ import io
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tarfile
 
 import pytest
+import zygote
 
 import penstock
 from penstock.sources.settings import Texts
@@ -163,10 +162,8 @@ def attempts(folder, clean, cases):
         victim.before = victim.state()  # a hard link changes the number of names
         made.append((victim, [str(store), verb, str(clean / "text.txt"), split]))
     lines = "".join(json.dumps(case) + "\n" for _, case in made)
-    command = [sys.executable, "-c", RUN]
-    done = subprocess.run(
-        command, input=lines, capture_output=True, text=True, timeout=60 + len(made)
-    )
+    command = ["-c", RUN]
+    done = zygote.run(command, input=lines, capture_output=True, text=True, timeout=60 + len(made))
     said = done.stdout.splitlines()
     assert len(said) == len(cases), done.stderr
     for (victim, _), case, line in zip(made, cases, said, strict=True):

@@ -4,10 +4,10 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import zygote
 
 import penstock
 from penstock.errors import StoreBusyError, StoreError
@@ -26,8 +26,8 @@ with locked(pathlib.Path(sys.argv[1])):
 @pytest.fixture
 def holder(tmp_path):
     """Another process that holds the lock of a store."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)],
+    child = zygote.Popen(
+        ["-c", HOLD, str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -71,8 +71,8 @@ try:
 except StoreBusyError:
     sys.exit(3)
 """
-    command = [sys.executable, "-c", code, str(inputs), str(tmp_path / "store")]
-    children = [subprocess.Popen(command) for _ in range(3)]
+    command = ["-c", code, str(inputs), str(tmp_path / "store")]
+    children = [zygote.Popen(command) for _ in range(3)]
     ends = [child.wait(timeout=60) for child in children]
 
     assert 0 in ends
@@ -203,7 +203,7 @@ while rounds < 100:
     except StoreBusyError:
         pass
 """
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    children = [subprocess.Popen(command) for _ in range(4)]
+    command = ["-c", code, str(tmp_path)]
+    children = [zygote.Popen(command) for _ in range(4)]
 
     assert [child.wait(timeout=120) for child in children] == [0] * 4

@@ -82,7 +82,7 @@ COMMANDS = {
     ],
 )
 def test_a_hostile_store_opens_no_file_and_asks_no_host(
-    command, name, own, secret, tmp_path, monkeypatch, cache, python
+    command, name, own, secret, tmp_path, monkeypatch, cache, quick_python
 ):
     monkeypatch.chdir(tmp_path)
     penstock.build(Texts(TEXTS), "store", tokenizer=own)
@@ -90,7 +90,9 @@ def test_a_hostile_store_opens_no_file_and_asks_no_host(
     rewritten(tmp_path / "store", name=names.get(name, name), digest="0" * 64)
 
     more = TINY if command == "train" else ()
-    done = python(AUDITED, *COMMANDS[command], *more, check=False, HF_ENDPOINT="http://127.0.0.1:9")
+    done = quick_python(
+        AUDITED, *COMMANDS[command], *more, check=False, HF_ENDPOINT="http://127.0.0.1:9"
+    )
 
     assert done.returncode == (1 if command == "decode" else 0), done.stderr
     audited = [line for line in done.stderr.splitlines() if line.startswith("AUDIT")]
@@ -220,12 +222,12 @@ def test_a_store_of_an_earlier_version_that_records_a_path_can_still_be_used(own
 
 
 def test_a_sample_of_text_uses_the_tokenizer_that_a_recipe_names(
-    own, tmp_path, monkeypatch, cache, python
+    own, tmp_path, monkeypatch, cache, quick_python
 ):
     monkeypatch.chdir(tmp_path)
     penstock.build(Texts(TEXTS), "store", tokenizer=own)
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "other"))
 
-    python(AUDITED, *COMMANDS["train"], *TINY, "--set", f"data.tokenizer={own}")
+    quick_python(AUDITED, *COMMANDS["train"], *TINY, "--set", f"data.tokenizer={own}")
 
     assert (tmp_path / "r" / "sample.txt").exists()

@@ -1,10 +1,9 @@
 """A build that stores nothing, or rejects more than allowed, fails; its advice can be followed."""
 
 import gzip
-import subprocess
-import sys
 
 import pytest
+import zygote
 
 import penstock
 from penstock.errors import SourceError, StoreError
@@ -48,10 +47,10 @@ def test_nothing_built_is_a_failure(name, data, found, tmp_path):
 def test_nothing_built_is_a_failure_on_the_command_line(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\n\n")
     (tmp_path / "b.jsonl").write_text('{"body": "one"}\n' * 3)
-    command = [sys.executable, "-m", "penstock", "build", "-o", "store", "--tokenizer", "bytes"]
+    command = ["-m", "penstock", "build", "-o", "store", "--tokenizer", "bytes"]
 
     def run(*arguments):
-        return subprocess.run(
+        return zygote.run(
             [*command, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
         )
 

@@ -10,11 +10,11 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 
 import pytest
+import zygote
 
 import penstock
 from penstock.errors import StoreBusyError, StoreError
@@ -49,8 +49,8 @@ class Race:
 
     def begin(self, text, *options, split=""):
         """Start a build in another process."""
-        command = [sys.executable, "-c", CHILD, str(text), str(self.store), split, *options]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        command = ["-c", CHILD, str(text), str(self.store), split, *options]
+        child = zygote.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert child.stdout.readline() == "begin\n"
         return child
 

@@ -143,7 +143,9 @@ def _read_all(store, answers):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    "method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.torture)]
+)
 def test_another_process_reads_the_same_and_so_does_this_one_afterwards(store, method):
     store.decode(0)
     context = multiprocessing.get_context(method)

@@ -5,10 +5,10 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
+import zygote
 
 import penstock
 from penstock.cli.options import open_at
@@ -126,7 +126,7 @@ def test_a_reader_waits_while_the_sides_are_being_replaced(mixed):
     # Another process repairs the pair while this one waits.
     code = f"import time, shutil; time.sleep(0.3); shutil.rmtree({str(bad)!r}); "
     code += f"shutil.copytree({str(good.with_name('train'))!r}, {str(bad)!r})"
-    with subprocess.Popen([sys.executable, "-c", code]):
+    with zygote.Popen(["-c", code]):
         train, val = open_sides(mixed)
     assert train.decode(0).startswith("new")
     assert val.decode(0).startswith("new")
@@ -192,8 +192,8 @@ def test_no_reader_sees_sides_of_different_builds(tmp_path, seconds, least, figu
     penstock.build(texts("build"), store, **SPLIT)
     context = multiprocessing.get_context("fork")
     counts = context.Queue()
-    command = [sys.executable, "-c", WRITER, str(store)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+    command = ["-c", WRITER, str(store)]
+    with zygote.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout.readline() == "begin\n"
         until = time.monotonic() + seconds
         readers = [context.Process(target=read_pairs, args=(store, until, counts)) for _ in "12"]

@@ -2,9 +2,9 @@
 
 import signal
 import subprocess
-import sys
 
 import pytest
+import zygote
 
 import penstock
 from penstock.errors import SourceError, StoreBusyError, StoreError
@@ -152,8 +152,8 @@ def test_a_task_that_runs_twice_at_once_and_one_that_is_killed_do_no_harm(
     inputs, tmp_path, clean, sums
 ):
     def start(*arguments):
-        command = [sys.executable, "-c", TASK, inputs, tmp_path / "store", *arguments]
-        return subprocess.Popen([str(each) for each in command])
+        command = ["-c", TASK, inputs, tmp_path / "store", *arguments]
+        return zygote.Popen(command)
 
     # All begin at once, so one of them begins the journal and the others wait for it.
     twice = [start("0/3"), start("0/3")]

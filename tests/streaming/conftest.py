@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -56,11 +55,6 @@ def held():
     tokenizer = Held()
     yield tokenizer
     tokenizer.let_on()
-    deadline = time.monotonic() + 10  # workers stop at their next check
-    while time.monotonic() < deadline and any(
-        each.name.startswith("build-") for each in threading.enumerate()
-    ):
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -100,7 +94,7 @@ def stream(text, tmp_path):
     streams = []
 
     def stream(inputs=text, store=None, **options):
-        options = {"tokenizer": "bytes", "documents": "lines", "timeout": 20, **options}
+        options = {"tokenizer": "bytes", "documents": "lines", "timeout": 200, **options}
         options = {"threads": 2, **options}
         streams.append(penstock.stream(inputs, store or tmp_path / "s", **options))
         return streams[-1]

@@ -4,12 +4,12 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import threading
 import time
 import traceback
 
 import pytest
+import zygote
 
 import penstock
 from penstock.errors import DiskFullError, SourceError, StoreBusyError, StoreError
@@ -18,7 +18,7 @@ from penstock.loader.loader import Loader
 from penstock.rows.windows import Windows
 from penstock.streaming.waits import StallTimer
 
-DEADLINE = 60
+DEADLINE = 240
 
 # Streams argv[1] into argv[2]; lines with a § take a while. Then does what argv[3] says.
 CHILD = """
@@ -44,8 +44,8 @@ def stream(**options):
 
 
 def child(code, text, store, **options):
-    command = [sys.executable, "-c", CHILD + code, str(text), str(store)]
-    return subprocess.Popen(
+    command = ["-c", CHILD + code, str(text), str(store)]
+    return zygote.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
     )
 
@@ -217,8 +217,8 @@ print(total, loader.position, flush=True)
     store = tmp_path / "s"
     ranks = []
     for delay in ("0", "0.5"):
-        command = [sys.executable, "-c", CHILD + code, str(slow_text), str(store), delay]
-        ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        command = ["-c", CHILD + code, str(slow_text), str(store), delay]
+        ranks.append(zygote.Popen(command, stdout=subprocess.PIPE, text=True))
         time.sleep(float(delay) + 0.2)
     printed = [each.communicate(timeout=DEADLINE)[0] for each in ranks]
 

@@ -191,11 +191,11 @@ def test_a_dataloader_without_and_with_forked_workers(stream, finished, same, op
     assert loader.position == alone.position
 
 
-@pytest.mark.slow
-def test_a_dataloader_with_spawned_workers(stream, finished, same):
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.torture)])
+def test_a_dataloader_with_workers_that_are_not_forked(stream, finished, same, method):
     loader = Loader(Windows(stream(), 32), 8, epochs=1)
 
-    found = list(loader.as_dataloader(num_workers=1, multiprocessing_context="spawn"))
+    found = list(loader.as_dataloader(num_workers=1, multiprocessing_context=method))
 
     assert same(found, list(Loader(Windows(finished, 32), 8, epochs=1, shuffle="part")))
 

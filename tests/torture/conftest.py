@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import zygote
 
 import penstock
 from penstock.sources.slices import cut
@@ -55,7 +56,11 @@ class Trial:
 
     def command(self, *more):
         """The command that builds in another process."""
-        return [sys.executable, "-c", CHILD, str(self.inputs), str(self.place), *more]
+        return [sys.executable, *self.arguments(*more)]
+
+    def arguments(self, *more):
+        """The arguments of Python in that command."""
+        return ["-c", CHILD, str(self.inputs), str(self.place), *more]
 
     def begin_at(self, state=None):
         """Start anew, or from a copy of the directory `state`."""
@@ -66,7 +71,7 @@ class Trial:
     def left_by(self, name, dies_before):
         """The state of a build that was killed before it named a file `dies_before`…"""
         self.begin_at()
-        subprocess.run(self.command(dies_before), stdout=subprocess.DEVNULL, timeout=60)
+        zygote.run(self.arguments(dies_before), stdout=subprocess.DEVNULL, timeout=60)
         shutil.move(self.place, self.folder / name)
         return self.folder / name
 

@@ -6,17 +6,26 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from itertools import count
+from itertools import count, product
 
 import pytest
+import zygote
 
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-all_points = pytest.param(None, marks=[pytest.mark.torture, pytest.mark.timeout(3_600)])
+STATES = ("fresh", "begun", "sealed")
+
+
+def each_with_each_state(faults):
+    """A fault at the second call, with each fault and each state once; with `torture`, all."""
+    marks = [pytest.mark.torture, pytest.mark.timeout(3_600)]
+    some = [(fault, state, (2,)) for fault, state in zip(faults, STATES, strict=True)]
+    every = product(faults, STATES)
+    return some + [pytest.param(fault, state, None, marks=marks) for fault, state in every]
 
 
 def killed_after(trial, seconds):
     """Start a build in another process and kill it; None if that hit, else how long it took."""
-    child = subprocess.Popen(trial.command(), stdout=subprocess.PIPE, text=True)
+    child = zygote.Popen(trial.arguments(), stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "begin\n"
     begin = time.monotonic()
     with suppress(subprocess.TimeoutExpired):
@@ -112,10 +121,10 @@ def with_fault(trial, state, fault):
 
 
 @needs_strace
-@pytest.mark.parametrize("points", [(2,), all_points])
-@pytest.mark.parametrize("state", ["fresh", "begun", "sealed"])
 # Files of a store are renamed and removed by directory: these are renameat and unlinkat.
-@pytest.mark.parametrize("call", ["renameat", "fsync", "unlinkat"])
+@pytest.mark.parametrize(
+    ("call", "state", "points"), each_with_each_state(["renameat", "fsync", "unlinkat"])
+)
 def test_builds_killed_at_a_call_go_on_to_the_same_bytes(
     short_trial, states, call, state, points, figure
 ):
@@ -134,9 +143,10 @@ def test_builds_killed_at_a_call_go_on_to_the_same_bytes(
 
 
 @needs_strace
-@pytest.mark.parametrize("points", [(2,), all_points])
-@pytest.mark.parametrize("state", ["fresh", "begun", "sealed"])
-@pytest.mark.parametrize("fault", ["fsync:error=EIO", "write:error=EIO", "write:error=ENOSPC"])
+@pytest.mark.parametrize(
+    ("fault", "state", "points"),
+    each_with_each_state(["fsync:error=EIO", "write:error=EIO", "write:error=ENOSPC"]),
+)
 def test_a_call_that_fails_is_an_error_and_never_a_wrong_store(
     short_trial, states, fault, state, points, figure
 ):
@@ -157,8 +167,8 @@ def test_a_call_that_fails_is_an_error_and_never_a_wrong_store(
 def test_an_interrupted_build_ends_at_once_and_can_go_on(long_trial):
     length = duration(long_trial)
     long_trial.begin_at()
-    child = subprocess.Popen(
-        long_trial.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    child = zygote.Popen(
+        long_trial.arguments(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert child.stdout.readline() == "begin\n"
     time.sleep(length / 3)

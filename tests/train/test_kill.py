@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import pytest
+import zygote
 
 CODE = """
 import sys
@@ -58,8 +59,8 @@ def words_of(store, output, steps, rank=0, size=1, rendezvous="none"):
 
 def start(store, output, steps, *, rank=0, size=1, rendezvous="none", **how):
     words = words_of(store, output, steps, rank, size, rendezvous)
-    return subprocess.Popen(
-        [sys.executable, "-c", code_of(**how), *words],
+    return zygote.Popen(
+        ["-c", code_of(**how), *words],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
         text=True,

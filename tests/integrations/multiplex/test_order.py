@@ -66,10 +66,13 @@ def worst(sources, weights):
         ({"sampling_weights": [1, 1e-3, Fraction(1, 3)]}, [1, 1e-3, 1 / 3]),
     ],
 )
-def test_every_prefix_of_100_000_draws_is_within_two_examples_of_the_shares(options, weights):
+@pytest.mark.parametrize("num_draws", [10_000, pytest.param(100_000, marks=pytest.mark.torture)])
+def test_every_prefix_of_the_draws_is_within_two_examples_of_the_shares(
+    options, weights, num_draws
+):
     loader = make(batch_size=92, **options)
     drawn = []
-    while len(drawn) < 100_000:
+    while len(drawn) < num_draws:
         drawn += [source for batch in loader for source in batch["dataset_idx"].tolist()]
 
     assert worst(drawn, weights) <= 2
@@ -111,14 +114,15 @@ def test_without_shuffle_every_epoch_equals_the_first(name):
     assert first != rows(make(shuffle=False, shuffle_seed=43, **STRATEGIES[name]))
 
 
+@pytest.mark.parametrize("stops", [(0, 5, 16), pytest.param(None, marks=pytest.mark.torture)])
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_run_is_resumed_exactly_on_any_number_of_ranks(name):
+def test_a_run_is_resumed_exactly_on_any_number_of_ranks(name, stops):
     def loader(rank, world_size):
         return make(
             batch_size=12 // world_size, rank=rank, world_size=world_size, **STRATEGIES[name]
         )
 
-    assert_resumable(loader, world_sizes=(1, 2, 3, 4))
+    assert_resumable(loader, world_sizes=(1, 2, 3, 4), stops=stops)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker")
