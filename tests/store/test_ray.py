@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import zygote
 
 import penstock
 from penstock.errors import (
@@ -176,8 +175,8 @@ class Driver:
     """A build by another process."""
 
     def __init__(self, text, place, workers="ray", **environment):
-        self._child = zygote.Popen(
-            ["-c", DRIVER, str(text), str(place), workers],
+        self._child = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, str(text), str(place), workers],
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
