@@ -121,7 +121,8 @@ def _batch_rows(parquet: Any, file: InputFile, field: str, number: int) -> int:
     """How many rows of a row group are read at a time."""
     group = parquet.metadata.row_group(number)
     # As many rows as make about one block of text, by the average size of a row.
-    wanted = min(65_536, BLOCK_BYTES * group.num_rows // max(1, group.total_byte_size))
+    num_rows, num_bytes = int(group.num_rows), int(group.total_byte_size)
+    wanted = min(65_536, BLOCK_BYTES * num_rows // max(1, num_bytes))
     if wanted < 2:
         return 1
     # Arrays of other types are not joined, so they are read in batches that are as large as blocks.
