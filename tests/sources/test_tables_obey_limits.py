@@ -1,6 +1,7 @@
 """A table of a few bytes that stands for gigabytes is refused before they are allocated."""
 
 import contextlib
+import io
 import resource
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import SourceError
-from penstock.sources.pages import page_claims
+from penstock.sources.pages import column_pages, page_claims
 
 # Text of 20 GB or more, so it cannot be expanded in the 2 GB that the process may allocate.
 MEMORY = 2 << 30
@@ -171,6 +172,53 @@ def test_pages_claim_what_the_footer_says(tmp_path, varied, writer):
     total = sum(group.total_byte_size for group in groups)
 
     assert total - headers <= page_claims(data) < total
+
+
+@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
+def test_the_header_of_a_dictionary_says_how_long_it_is(tmp_path, varied, writer):
+    pq.write_table(varied, tmp_path / "a.parquet", **writer)
+    metadata, size = (
+        pq.read_metadata(tmp_path / "a.parquet"),
+        (tmp_path / "a.parquet").stat().st_size,
+    )
+    with (tmp_path / "a.parquet").open("rb") as stream:
+        pages = column_pages(stream, size, ["text"])
+        lengths = [each.longest_dictionary(stream) for each in pages]
+
+    assert len(lengths) == metadata.num_row_groups
+    texts, row = varied["text"], 0
+    for number, length in enumerate(lengths):
+        group = metadata.row_group(number)
+        different = set(texts.slice(row, group.num_rows).to_pylist()) - {None}
+        row += group.num_rows
+        # Each entry is stored after its length, in four bytes.
+        expected = sum(4 + len(text) for text in different)
+        assert length == (expected if group.column(0).has_dictionary_page else 0)
+
+
+def test_a_column_that_is_not_there_or_there_twice_has_no_known_dictionary(tmp_path):
+    pq.write_table(pa.table({"text": ["a"], "b": ["c"]}), tmp_path / "a.parquet")
+    data = (tmp_path / "a.parquet").read_bytes()
+
+    for names in (["c"], ["text", "b"]):
+        with pytest.raises(pa.ArrowInvalid, match="footer is damaged"):
+            column_pages(io.BytesIO(data), len(data), names)
+    with pytest.raises(pa.ArrowInvalid, match="footer is damaged"):
+        column_pages(io.BytesIO(data[-4:]), 4, ["text"])
+
+
+def test_texts_beside_a_long_dictionary_are_read_in_blocks(tmp_path, read):
+    """5 MB of different texts in one dictionary, so that a dozen rows are read at a time."""
+    texts = [f"{row} " * 5_000 for row in range(200)] * 2
+    pq.write_table(
+        pa.table({"text": texts}), tmp_path / "a.parquet", dictionary_pagesize_limit=1 << 24
+    )
+    with (tmp_path / "a.parquet").open("rb") as stream:
+        (pages,) = column_pages(stream, (tmp_path / "a.parquet").stat().st_size, ["text"])
+        assert pages.longest_dictionary(stream) > 3_000_000
+
+    found = read(tmp_path / "a.parquet")
+    assert found.texts == [text.encode() for text in texts]
 
 
 def test_every_flip_in_footer_and_headers_is_an_error_or_a_number(varied):

@@ -25,11 +25,14 @@ from numpy.typing import NDArray
 from penstock.sources.document import ArrowArray, Batch, binary_array, bool_array, is_utf8
 from penstock.sources.long_lines import without_long_strings
 from penstock.sources.settings import BLOCK_BYTES, ReadSettings
-from penstock.sources.splitters import Spans, find_all
+from penstock.sources.splitters import Spans, find_bytes
 from penstock.sources.validate import Reason, validate
 
 # Arrow counts the bytes of a block in 32 bits.
 _MAX_BLOCK = (1 << 31) - 1024
+_BEFORE_WORD, _AFTER_WORD = np.zeros(256, bool), np.zeros(256, bool)
+_BEFORE_WORD[list(b":,[- \t\r")] = True
+_AFTER_WORD[list(b",]} \t\r")] = True
 
 
 def read_lines(
@@ -100,10 +103,7 @@ def _suspects(data: bytes, spans: Spans) -> list[int]:
     A row that is not valid JSON may be listed by mistake. That only costs time: Python parses the
     listed rows again.
     """
-    text = np.frombuffer(data, np.uint8)
-    found = np.sort(np.concatenate([find_all(data, word) for word in (b"NaN", b"Inf")]))
-    # Inside a string, the word mostly follows a letter or a quote.
-    found = found[np.isin(text[found - 1], list(b":,[- \t\r"))]
+    found = _bare_words(data)
     lines = np.searchsorted(spans.starts, found, side="right") - 1
     suspects, line, at, quotes = set(), -1, 0, 0
     for row, place in zip(lines.tolist(), found.tolist(), strict=True):
@@ -117,6 +117,25 @@ def _suspects(data: bytes, spans: Spans) -> list[int]:
         if quotes % 2 == 0:  # outside of every string
             suspects.add(row)
     return sorted(suspects)
+
+
+def _bare_words(data: bytes) -> NDArray[np.int64]:
+    """The places of NaN, Inf and Infinity that may be values, in ascending order.
+
+    The byte before a value ends a token, and so does the byte after it. Inside a string, the words
+    mostly begin after a letter or a quote, or go on: "Inf" is nearly always the "Inf" of "Info".
+    """
+    text = np.frombuffer(data, np.uint8)
+    found = find_bytes(text, b"NI")
+    found = found[_BEFORE_WORD[text[found - 1]]]
+    # A value is followed by at least `}`, so a word that is cut off by the end of the data is none.
+    found = found[found + 3 < len(text)]
+    first, second, third, after = (text[found + offset] for offset in range(4))
+    is_nan = (first == ord("N")) & (second == ord("a")) & (third == ord("N"))
+    is_inf = (first == ord("I")) & (second == ord("n")) & (third == ord("f"))
+    is_whole = _AFTER_WORD[after]
+    words: NDArray[np.int64] = found[is_nan & is_whole | is_inf & (is_whole | (after == ord("i")))]
+    return words
 
 
 def _arrow_texts(data: bytes, spans: Spans, path: list[str]) -> ArrowArray | None:

@@ -6,7 +6,7 @@ headers of pages. So they are read here. Footer and headers are structs of Thrif
 protocol:
 
     footer   row groups (field 4): columns (1): metadata (3):
-             values (5), size (7), first page of data (9), dictionary (11)
+             names (3), values (5), size (7), first page of data (9), dictionary (11)
     header   kind (field 1), length of the page (2), length as it is stored (3); the page follows
     field    one byte: distance from the number of the field before, and kind; then the value
 
@@ -14,7 +14,9 @@ A file must not mean one thing here and another in Arrow. So a field counts only
 that Arrow expects, and a struct that has a field twice is refused.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
@@ -23,7 +25,11 @@ _LIST, _SET, _MAP, _STRUCT = range(9, 13)
 _BITS = {_INT16: 16, _INT32: 32, _INT64: 64}
 _DATA_PAGES = {0: 5, 3: 8}
 """The field that describes a page of values, by the kind of the page (field 1 of its header)."""
+_DICTIONARY_PAGE = 2
+_HEADER_BYTES = 1 << 12
+_LONGEST_FOOTER = 1 << 18
 _MOST_LEVELS = 32  # of structs and lists inside of each other
+_DAMAGES = (ValueError, IndexError, KeyError, TypeError, AttributeError)
 
 Fields = dict[tuple[int, int], Any]
 """The values of a struct, by number and kind."""
@@ -70,9 +76,72 @@ def _sums(data: bytes | memoryview) -> tuple[int, int]:
                     raise ValueError("its columns are longer than the file")
                 found = _column_claims(view, start, stop, column[3, _STRUCT][5, _INT64])
                 claimed, values = claimed + found[0], values + found[1]
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
+    except _DAMAGES as error:
         raise pa.ArrowInvalid(f"the header of a page is damaged ({error})") from None
     return claimed, values
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPages:
+    """Where the pages of a column are, in one row group."""
+
+    start: int
+    stop: int
+    num_values: int
+
+    def longest_dictionary(self, stream: BinaryIO) -> int:
+        """The length of the dictionary, as the header of its page claims it; 0 if there is none.
+
+        Raises:
+            pa.ArrowInvalid: a header is damaged, or longer than 4 KiB.
+        """
+        longest = seen = 0
+        start = self.start
+        try:
+            while start < self.stop and seen < self.num_values:
+                stream.seek(start)
+                reader = _CompactReader(memoryview(stream.read(_HEADER_BYTES)), 0)
+                header = reader.fields()
+                if (length := header[3, _INT32]) < 0:
+                    raise ValueError(f"a page of {length} bytes")
+                if header[1, _INT32] == _DICTIONARY_PAGE:
+                    longest = max(longest, header[2, _INT32])
+                seen += _num_values(header)
+                start += reader.place + length
+        except _DAMAGES as error:
+            raise pa.ArrowInvalid(f"the header of a page is damaged ({error})") from None
+        return longest
+
+
+def column_pages(stream: BinaryIO, size: int, names: Sequence[str]) -> tuple[ColumnPages, ...]:
+    """The pages of a column in each row group; `names` lead to the column.
+
+    Raises:
+        pa.ArrowInvalid: the file is damaged, or its footer is so long that it takes longer to parse
+            it here than to do without.
+    """
+    try:
+        stream.seek(max(0, size - 8))
+        length = int.from_bytes(stream.read(4), "little")
+        if length > min(size - 8, _LONGEST_FOOTER):
+            raise ValueError(f"the footer has {length} bytes")
+        stream.seek(size - 8 - length)
+        footer = _CompactReader(memoryview(stream.read(length)), 0).fields()
+        wanted, found = [name.encode() for name in names], []
+        for group in footer[4, _LIST]:
+            columns = [column[3, _STRUCT] for column in group.get((1, _LIST), [])]
+            # Raises if the column is missing, or if two have the same name.
+            (metadata,) = (each for each in columns if each[3, _LIST] == wanted)
+            found.append(ColumnPages(*_range(metadata), metadata[5, _INT64]))
+        return tuple(found)
+    except _DAMAGES as error:
+        raise pa.ArrowInvalid(f"the footer is damaged ({error})") from None
+
+
+def _num_values(header: Fields) -> int:
+    """The number of values that the header of a page claims; 0 if it has no values."""
+    field = _DATA_PAGES.get(header[1, _INT32])
+    return max(0, header[field, _STRUCT][1, _INT32]) if field else 0
 
 
 def _range(metadata: Fields) -> tuple[int, int]:
@@ -93,8 +162,7 @@ def _column_claims(view: memoryview, start: int, stop: int, num_values: int) -> 
         if (length := header[3, _INT32]) < 0:
             raise ValueError(f"a page of {length} bytes")
         claimed += max(0, header[2, _INT32])
-        if field := _DATA_PAGES.get(header[1, _INT32]):
-            seen += max(0, header[field, _STRUCT][1, _INT32])
+        seen += _num_values(header)
         start = reader.place + length
     return claimed, seen
 
@@ -143,7 +211,7 @@ class _CompactReader:
             raise ValueError(f"a value of kind {kind}")
         length = self._checked(self._varint() if kind == _BINARY else sizes[kind])
         self.place += length
-        return None
+        return self._view[self.place - length : self.place] if kind == _BINARY else None
 
     def _checked(self, length: int) -> int:
         """`length`, if so many bytes follow; every item of a list has at least one."""

@@ -17,6 +17,7 @@ from penstock.errors import SourceError
 from penstock.sources import document
 from penstock.sources.arrays import as_lines
 from penstock.sources.delimited import read_fields
+from penstock.sources.digests import SpanDigests
 from penstock.sources.document import Batch, Edges, Reject, SeparatedTexts, Tally, binary_array
 from penstock.sources.files import (
     InputFile,
@@ -44,6 +45,7 @@ def read_slice(
     piece: Slice,
     reading: ReadSettings,
     is_cut_safe: IsCutSafe | None = None,
+    digests: SpanDigests | None = None,
 ) -> Iterator[Batch]:
     """The documents of one slice, in batches of at least half a block, except the last.
 
@@ -53,15 +55,20 @@ def read_slice(
         reading: The settings of the build.
         is_cut_safe: Says where a long document may be divided into several texts. Without it, a
             document that ends in this slice is one text.
+        digests: Receives the bytes of plain files.
     """
-    batches = _read_spans(files, piece, reading, is_cut_safe)
+    batches = _read_spans(files, piece, reading, is_cut_safe, digests)
     if is_cut_safe is not None:
         batches = (each for batch in batches for each in divided(batch, is_cut_safe))
     return document.gather(batches, BLOCK_BYTES // 2)
 
 
 def _read_spans(
-    files: Sequence[InputFile], piece: Slice, reading: ReadSettings, is_cut_safe: IsCutSafe | None
+    files: Sequence[InputFile],
+    piece: Slice,
+    reading: ReadSettings,
+    is_cut_safe: IsCutSafe | None,
+    digests: SpanDigests | None,
 ) -> Iterator[Batch]:
     for span in piece.spans:
         file = files[span.file]
@@ -72,7 +79,7 @@ def _read_spans(
             # at `span.start`.
             origin = 0 if span.data is None else span.start
             with open_file(file) if span.data is None else BytesIO(span.data) as stream:
-                reader = _SpanReader(file, span, reading, stream, origin)
+                reader = _SpanReader(file, span, reading, stream, origin, digests)
                 yield from reader.batches(is_cut_safe)
         # Checked after each span: if a file changes while it is read, the build must fail.
         refuse_changed(file)
@@ -88,6 +95,7 @@ class _SpanReader:
     stream: BinaryIO
     origin: int
     """The offset in the file at which `stream` begins."""
+    digests: SpanDigests | None
 
     def batches(self, is_cut_safe: IsCutSafe | None) -> Iterator[Batch]:
         """The documents of the span, split by the rule of the settings or of the file."""
@@ -120,6 +128,11 @@ class _SpanReader:
             )
         return data
 
+    def _digest(self, place: int, data: bytes) -> None:
+        # The text that a span carries is digested as a whole, and remote files have an ETag.
+        if self.digests is not None and self.span.data is None and not self.file.remote:
+            self.digests.add(self.span, place, data)
+
     def _find_rule(self) -> tuple[bytes, str]:
         """The beginning of the file, as far as it was read to find the rule, and the rule."""
         blocks: list[bytes] = []
@@ -148,6 +161,7 @@ class _SpanReader:
         start = span.start + len(data)
         if start < span.stop:
             data += self._read_at(start, span.stop - start)
+        self._digest(span.start, data)
         lead = byte_order_mark(data, self.file) if span.start == 0 else 0
         # All blocks have the same origin: the offset where the document or piece begins.
         place = np.array([span.start + lead], np.uint64)
@@ -217,7 +231,9 @@ class _SpanReader:
             data = self._read_at(place, wanted)
             border = size if ended else splitter.last_border(data)
             if border:
-                batch = self._block(data if border == len(data) else data[:border], splitter, place)
+                data = data if border == len(data) else data[:border]
+                self._digest(place, data)
+                batch = self._block(data, splitter, place)
                 # The consumer may take minutes, and a long record should not be held twice.
                 del data
                 yield batch

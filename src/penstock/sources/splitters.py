@@ -182,12 +182,7 @@ def find_all(data: bytes, wanted: bytes) -> NDArray[np.int64]:
     text = np.frombuffer(data, np.uint8)
     rarity = [_COMMON.find(byte) for byte in wanted]
     rare = rarity.index(min(rarity))
-    places = np.concatenate(
-        [
-            np.flatnonzero(text[start : start + _CHUNK] == wanted[rare]) + start
-            for start in range(0, max(1, len(text)), _CHUNK)
-        ]
-    )
+    places = find_bytes(text, wanted[rare : rare + 1])
     if len(wanted) == 1:  # line ends, mostly: saves two copies of all places
         return places
     # From the rare byte back to the first byte of `wanted`. Near the ends of the data, some bytes
@@ -198,6 +193,22 @@ def find_all(data: bytes, wanted: bytes) -> NDArray[np.int64]:
         if offset != rare and len(places):
             places = places[text[places + offset] == byte]
     return places
+
+
+def find_bytes(text: NDArray[np.uint8], wanted: bytes) -> NDArray[np.int64]:
+    """Every place of `text` that holds one of the bytes of `wanted`.
+
+    >>> find_bytes(np.frombuffer(b"abcab", np.uint8), b"bc").tolist()
+    [1, 2, 4]
+    """
+    places = []
+    for start in range(0, max(1, len(text)), _CHUNK):
+        chunk = text[start : start + _CHUNK]
+        found = chunk == wanted[0]
+        for byte in wanted[1:]:
+            found |= chunk == byte
+        places.append(np.flatnonzero(found) + start)
+    return np.concatenate(places)
 
 
 def _few_places(data: bytes, wanted: bytes) -> NDArray[np.int64] | None:

@@ -1,9 +1,9 @@
 """Parquet files, Hugging Face datasets and texts in memory: one document per row.
 
-Parquet is read by row group, and page checksums are verified if the file has them. A dataset
-saved by `datasets.save_to_disk` is a directory of Arrow streams; Arrow maps them into memory
-without the `datasets` package. In both cases only the text column is read, and extension types
-are refused before anything is decoded.
+`penstock.sources.parquet` reads row groups of Parquet files. A dataset saved by
+`datasets.save_to_disk` is a directory of Arrow streams; Arrow maps them into memory without the
+`datasets` package. In both cases only the text column is read, and extension types are refused
+before anything is decoded.
 
 A table of a few hundred bytes may stand for terabytes: one long text in a dictionary, and a run of
 a million references to it. So sizes are checked against `max_expansion` before text is expanded,
@@ -11,8 +11,6 @@ and text is expanded in blocks.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +23,17 @@ from penstock.errors import SourceError
 from penstock.sources.claims import arrow_claims
 from penstock.sources.decompress import expansion_limit, too_expanded
 from penstock.sources.document import ArrowArray, Batch, binary_array, byte_lengths, null_rows
-from penstock.sources.files import InputFile, open_file, read_fully
-from penstock.sources.pages import page_claims
+from penstock.sources.files import InputFile, open_file
+from penstock.sources.parquet import (
+    open_parquet,
+    our_errors,
+    parquet_rows,
+    parquet_sizes,
+    refuse_no_text,
+    text_column,
+)
 from penstock.sources.settings import BLOCK_BYTES, ReadSettings, Texts
 from penstock.sources.validate import validate
-
-# Rows of a batch of Parquet are so few that they fit into this memory even if each of them is the
-# longest text of the dictionary.
-_BATCH_MEMORY = 64 << 20
-# The length of a page has 31 bits.
-_LONGEST_PAGE = 1 << 31
 
 
 def table_spans(
@@ -45,7 +44,7 @@ def table_spans(
     Yields the first number, the number after the last, and the size in bytes of each range.
     """
     is_parquet = file.format == "parquet"
-    sizes = _parquet_sizes(file, reading) if is_parquet else _arrow_sizes(file, reading)
+    sizes = parquet_sizes(file, reading) if is_parquet else _arrow_sizes(file, reading)
     start, held = 0, 0
     for number, size in enumerate(sizes):
         # A quarter above a slice is allowed: row groups are often close to a slice in size.
@@ -63,21 +62,12 @@ def read_rows(
     if file.texts is not None:
         rows = _text_rows(file.texts, start, stop)
     else:
-        read = _parquet_rows if file.format == "parquet" else _arrow_rows
+        read = parquet_rows if file.format == "parquet" else _arrow_rows
         rows = _expanded(read(file, start, stop, reading.field), file, reading.max_expansion)
     keep_blank = file.texts is not None and file.texts.keep_blank
     for first, column in rows:
         places = np.arange(first, first + len(column), dtype=np.uint64)
         yield validate(column, file=number, places=places, reading=reading, keep_blank=keep_blank)
-
-
-@contextmanager
-def _our_errors(file: InputFile, kind: str) -> Iterator[None]:
-    """Turn the errors that Arrow raises for damaged files into a SourceError."""
-    try:
-        yield
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"{file.name} cannot be read as {kind}: {error}") from error
 
 
 def _expanded(
@@ -119,98 +109,13 @@ def _text_lengths(column: ArrowArray) -> NDArray[np.int64]:
     return byte_lengths(column.cast(pa.large_binary()))
 
 
-def _open_parquet(file: InputFile, field: str | None = None, **options: Any) -> Any:
-    import pyarrow.parquet as pq
-
-    with _our_errors(file, "Parquet"):
-        source = open_file(file) if file.remote else file.path
-        parquet = pq.ParquetFile(source, page_checksum_verification=True, **options)
-        if field is not None:
-            _refuse_no_text(parquet.schema_arrow, file, field)
-        return parquet
-
-
-def _parquet_sizes(file: InputFile, reading: ReadSettings) -> list[int]:
-    """The size of each row group, including columns other than the text.
-
-    The size of the text column would be more exact. But Arrow 26 ends the process when it reads
-    damaged metadata of a column.
-    """
-    metadata = _open_parquet(file, reading.field).metadata
-    sizes = [
-        max(0, metadata.row_group(group).total_byte_size)
-        for group in range(metadata.num_row_groups)
-    ]
-    # The file says this itself, so nothing was decompressed yet.
-    limit, claimed = expansion_limit(file, reading.max_expansion), sum(sizes)
-    # The footer may be forged, and pages say how long they are, too. To a larger file the limit
-    # allows a page of any length, and Arrow holds one page at a time.
-    if claimed <= limit < _LONGEST_PAGE:
-        with _our_errors(file, "Parquet"), open_file(file) as stream:
-            claimed = page_claims(read_fully(stream, file.size))
-    if claimed > limit:
-        raise too_expanded(file, reading.max_expansion)
-    return sizes
-
-
-def _parquet_rows(
-    file: InputFile, start: int, stop: int, field: str
-) -> Iterator[tuple[int, ArrowArray]]:
-    parquet = _open_parquet(file, field)
-    # Offsets of documents are row numbers of the whole file, so earlier groups are counted.
-    groups = [parquet.metadata.row_group(group) for group in range(stop)]
-    row = sum(group.num_rows for group in groups[:start])
-    for number in range(start, stop):
-        group = groups[number]
-        end = row + group.num_rows
-        # As many rows as make about one block of text, by the average size of a row.
-        wanted = BLOCK_BYTES * group.num_rows // max(1, group.total_byte_size)
-        longest = _longest_entry(file, field, number) if group.num_rows else 0
-        with _our_errors(file, "Parquet"):
-            batches = parquet.iter_batches(
-                batch_size=max(1, min(65_536, wanted, _BATCH_MEMORY // max(1, longest))),
-                row_groups=[number],
-                columns=[field],
-                # The workers of the build use all cores already.
-                use_threads=False,
-            )
-            for batch in batches:
-                yield row, _column(batch, field)
-                row += batch.num_rows
-        # Arrow stops too early in some damaged files, without an error.
-        if row != end:
-            raise SourceError(
-                f"{file.name} is damaged: row group {number} ends at row {row:,} and not at "
-                f"{end:,}. Download or write it again."
-            )
-
-
-def _longest_entry(file: InputFile, field: str, group: int) -> int:
-    """The length of the longest text in the dictionary of a row group; 0 if it has none.
-
-    Read as a dictionary, the first row comes with all entries. The other rows are not read so,
-    because Arrow would make a dictionary of texts that have none, in ten times the time.
-    """
-    parquet = _open_parquet(file, field, read_dictionary=[field], pre_buffer=False)
-    with _our_errors(file, "Parquet"):
-        batches = parquet.iter_batches(
-            batch_size=1, row_groups=[group], columns=[field], use_threads=False
-        )
-        # A damaged group may have no row; the caller reports that.
-        columns = [_column(batch, field, is_decoded=False) for batch in islice(batches, 1)]
-    entries = [each.dictionary for each in columns if isinstance(each.type, pa.DictionaryType)]
-    # A copy of the entries, as `_text_lengths` makes it, took as long as reading them.
-    lengths = [pa.compute.max(pa.compute.binary_length(each)).as_py() for each in entries]
-    return max((length or 0 for length in lengths), default=0)
-
-
 def _arrow_source(file: InputFile) -> Any:
     # Mapped into memory, so that only the pages of the text column are read.
     return pa.PythonFile(open_file(file), "r") if file.remote else pa.memory_map(file.path)
 
 
 def _arrow_batches(file: InputFile) -> Iterator[Any]:
-    with _our_errors(file, "an Arrow stream"):
+    with our_errors(file, "an Arrow stream"):
         yield from _untruncated(file, pa.ipc.open_stream(_arrow_source(file)))
 
 
@@ -240,16 +145,16 @@ def _arrow_column(batch: Any, file: InputFile, field: str) -> ArrowArray:
     Arrow itself does not check offsets, and an offset past the end of the text would crash the
     process.
     """
-    with _our_errors(file, "an Arrow stream"):
-        _refuse_no_text(batch.schema, file, field)
+    with our_errors(file, "an Arrow stream"):
+        refuse_no_text(batch.schema, file, field)
         batch.validate()
-        column = _column(batch, field)
+        column = text_column(batch, field)
         column.validate(full=True)
         return column
 
 
 def _arrow_sizes(file: InputFile, reading: ReadSettings) -> list[int]:
-    with _our_errors(file, "an Arrow stream"):
+    with our_errors(file, "an Arrow stream"):
         # Arrow allocates what a compressed buffer claims before it decompresses the buffer.
         if arrow_claims(_arrow_source(file)) > expansion_limit(file, reading.max_expansion):
             raise too_expanded(file, reading.max_expansion)
@@ -269,48 +174,6 @@ def _arrow_rows(
         row += batch.num_rows
 
 
-def _refuse_no_text(schema: Any, file: InputFile, field: str) -> None:
-    """Raise if the schema has no column `field`, or if that column does not hold text."""
-    kind: Any = pa.struct(list(schema))
-    for name in _path(schema, field):
-        known = [each.name for each in kind] if isinstance(kind, pa.StructType) else []
-        if name not in known:
-            shown = ", ".join(f'"{each}"' for each in known[:5]) or "no columns at that level"
-            raise SourceError(
-                f'{file.name} has no column "{field}"; it has {shown}. '
-                "Name a column of strings with field= (--field) of penstock.build, or column= of "
-                "LLMDataModule."
-            )
-        found = kind.field(name)
-        kind = found.type
-    if isinstance(kind, pa.DictionaryType):
-        kind = kind.value_type
-    texts = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary())
-    extension = (found.metadata or {}).get(b"ARROW:extension:name")
-    if kind not in texts or extension:
-        shown = f"the extension type {extension.decode(errors='replace')}" if extension else kind
-        raise SourceError(
-            f'{file.name}: column "{field}" holds {shown}, not text. Name a column of strings '
-            "with field= (--field) of penstock.build, or column= of LLMDataModule."
-        )
-
-
-def _path(schema: Any, field: str) -> list[str]:
-    """The names that lead to `field`: the column `a.b` if it exists, else `b` inside of `a`."""
-    return [field] if field in schema.names else field.split(".")
-
-
-def _column(batch: Any, field: str, *, is_decoded: bool = True) -> ArrowArray:
-    names = _path(batch.schema, field)
-    column = batch.column(names[0])
-    for name in names[1:]:
-        column = pa.compute.struct_field(column, name)
-    # Decoding an index outside the dictionary would crash the process.
-    if is_decoded and isinstance(column.type, pa.DictionaryType):
-        column.validate(full=True)
-    return column
-
-
 def _decoded(column: ArrowArray) -> ArrowArray:
     """A column of any type of text as a large_binary array."""
     if isinstance(column.type, pa.DictionaryType):
@@ -323,7 +186,7 @@ def _decoded(column: ArrowArray) -> ArrowArray:
 def num_rows(file: InputFile) -> int:
     """The number of rows of a table."""
     if file.format == "parquet":
-        return int(_open_parquet(file).metadata.num_rows)
+        return int(open_parquet(file).metadata.num_rows)
     return sum(batch.num_rows for batch in _arrow_batches(file))
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from penstock.digest import canonical_json, checked_json, digest_bytes, parse_checked
 from penstock.errors import SourceError
+from penstock.sources.digests import SpanDigests
 from penstock.sources.document import Reject
 from penstock.sources.files import InputFile, open_file, refuse_changed
 from penstock.sources.slices import InputSpan, Slice
@@ -33,8 +34,10 @@ Pieces = list[tuple[int, str]]
 _BLOCK_BYTES = 1 << 20
 
 
-def piece_digests(files: Sequence[InputFile], spans: Iterable[InputSpan]) -> Pieces:
-    """The digests of the pieces of inputs that `spans` cover.
+def piece_digests(
+    files: Sequence[InputFile], spans: Iterable[InputSpan], known: SpanDigests | None = None
+) -> Pieces:
+    """The digests of the pieces of inputs that `spans` cover; `known` ones are not computed again.
 
     Inputs that cannot be read again without cost have none: remote files and texts in memory. A
     remote file has an ETag, and the name of texts is a digest.
@@ -45,7 +48,8 @@ def piece_digests(files: Sequence[InputFile], spans: Iterable[InputSpan]) -> Pie
     found: Pieces = []
     for span in spans:
         file = files[span.file]
-        if (digest := _piece_digest(file, span)) is not None:
+        digest = known.digest(span) if known else None
+        if (digest := digest or _piece_digest(file, span)) is not None:
             # The text was read before, and must be the text that was digested now.
             refuse_changed(file)
             found.append((span.file, digest))

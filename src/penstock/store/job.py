@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from penstock.errors import MissingStoreError, StoreError, TokenizerError
 from penstock.paths import expand_user
+from penstock.sources.digests import SpanDigests
 from penstock.sources.document import Batch, Reject
 from penstock.sources.files import InputFile
 from penstock.sources.listing import list_inputs
@@ -183,14 +184,14 @@ class Job:
         last = max(self.wanted, default=-1)
         return (piece for piece in islice(slices, last + 1) if piece.index in self.wanted)
 
-    def batches(self, piece: Slice) -> Iterator[Batch]:
-        """The documents of a slice, with the file numbers of the store."""
+    def batches(self, piece: Slice, digests: SpanDigests | None = None) -> Iterator[Batch]:
+        """The documents of a slice, with the file numbers of the store; see `read_slice`."""
         # A split by digest needs the whole text of a document at once, and so does a template.
         is_hashed = self.split is not None and self.split.kind == "hash"
         is_whole = is_hashed or self.chat is not None
         tokenizer = self.tokenizer
         is_cut_safe = None if is_whole else cut_safety(tokenizer.engine, tokenizer.reference)
-        for batch in read_slice(self.files, piece, self.reading, is_cut_safe):
+        for batch in read_slice(self.files, piece, self.reading, is_cut_safe, digests):
             batch.files += self.first_file
             yield batch
 

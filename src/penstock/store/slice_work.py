@@ -9,9 +9,10 @@ ends, but the journal does not know them yet: the build writes the record of the
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from penstock.sources.digests import SpanDigests
 from penstock.sources.document import Batch, Tally
 from penstock.sources.slices import Slice
 from penstock.store.files import refuse_unlike, sync_directory, sync_file
@@ -84,6 +85,7 @@ class TokenizedSlice:
     record: SealedSlice
     chat: "ChatStage | None"
     """The chat stage of the job, with turn counts of this slice alone."""
+    digests: SpanDigests = field(default_factory=SpanDigests)
     first: Batch | None = None
     """The first documents of the build, if this slice holds them and they are not compared yet."""
 
@@ -99,8 +101,8 @@ class TokenizedSlice:
 
     def input_digests(self) -> Pieces:
         """The digests of the pieces of the inputs that the slice covers."""
-        # The text of the slice is still in the page cache, so this costs no read from the disk.
-        return piece_digests(self.job.files, self.piece.spans)
+        # What is read again here is still in the page cache, so this costs no read from the disk.
+        return piece_digests(self.job.files, self.piece.spans, self.digests)
 
     def compare_first(self) -> None:
         """Compare the first documents of the build with the reference, if they are here."""
@@ -140,7 +142,7 @@ def tokenize(
     piece, awaits_first = order.piece, order.is_first
     done = _begin(job, piece)
     record, left = done.record, piece.disk_bytes
-    for batch, encoded in _batches(job, done.builders, piece, encode):
+    for batch, encoded in _batches(done, encode):
         if watch.stopped():
             raise Stopped
         num_tokens = done.num_tokens
@@ -182,13 +184,13 @@ def _begin(job: Job, piece: Slice) -> TokenizedSlice:
     return TokenizedSlice(job, piece, builders, sample, SealedSlice(piece.index), chat)
 
 
-def _batches(
-    job: Job, builders: dict[str, PartBuilder], piece: Slice, encode: Encode | None
-) -> Iterator[tuple[Batch, Encoded | None]]:
+def _batches(done: TokenizedSlice, encode: Encode | None) -> Iterator[tuple[Batch, Encoded | None]]:
     """Each batch of a slice, and its tokens if `encode` has encoded it."""
+    job = done.job
+    batches = job.batches(done.piece, done.digests)
     if encode is not None and job.split is None and job.chat is None:
-        return encode(builders[""], job.batches(piece))
-    return ((batch, None) for batch in job.batches(piece))
+        return encode(done.builders[""], batches)
+    return ((batch, None) for batch in batches)
 
 
 def _fill(batch: Batch, done: TokenizedSlice) -> None:

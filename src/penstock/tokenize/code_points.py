@@ -143,15 +143,14 @@ def _has_lead(data: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.bool_]:
         found: NDArray[np.bool_] = np.maximum.reduceat(data, starts) >= 0xDF
         return found
     # The first bytes are 0xDF to 0xE1, 0xEA and 0xF0. A maximum of at least 0xEA finds the last
-    # two. Subtracting 0xE2 modulo 256 turns the others into 0xFD to 0xFF, so a second maximum finds
-    # them, and does not find 0xE2, which begins the curly quotes and dashes of English text.
-    found = np.maximum.reduceat(data, starts) >= 0xEA
-    shifted = np.empty(min(len(data), _ROWS * _BLOCK), np.uint8)
-    for row in range(0, len(starts), _ROWS):
-        part = data[row * _BLOCK : (row + _ROWS) * _BLOCK]
-        np.subtract(part, np.uint8(0xE2), out=shifted[: len(part)])
-        among = starts[: len(found[row : row + _ROWS])]
-        found[row : row + _ROWS] |= np.maximum.reduceat(shifted[: len(part)], among) >= 0xFD
+    # two, and a block whose maximum is below 0xDF has none of them. In other blocks, subtracting
+    # 0xE2 modulo 256 turns 0xDF to 0xE1 into 0xFD to 0xFF, so a second maximum finds them, and does
+    # not find 0xE2, which begins the curly quotes and dashes of English text.
+    highest = np.maximum.reduceat(data, starts)
+    found = highest >= 0xEA
+    for row in np.flatnonzero((highest >= 0xDF) & ~found).tolist():
+        block = data[row * _BLOCK : (row + 1) * _BLOCK]
+        found[row] = (block - np.uint8(0xE2)).max() >= 0xFD
     return found
 
 
