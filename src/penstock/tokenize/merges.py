@@ -136,7 +136,7 @@ class _Learner:
         lengths = np.diff(edges)
         # A border is before each word and after the last one.
         size = len(data) + len(lengths) + 1
-        kind = np.int32 if size < 2**31 else np.int64
+        kind: type[np.signedinteger] = np.int32 if size < 2**31 else np.int64
         is_border = np.zeros(size, bool)
         is_border[edges - edges[0] + np.arange(len(edges))] = True
         spread = np.zeros(size, np.uint8)
@@ -231,7 +231,8 @@ class _Learner:
         is_first = np.ones(len(places), bool)
         is_first[1:] = np.diff(places) != length
         in_run = numbers - np.maximum.accumulate(np.where(is_first, numbers, 0))
-        return places[in_run % 2 == 0]
+        kept: Places = places[in_run % 2 == 0]
+        return kept
 
     def _neighbours(self, places: Places, number: int, size: int) -> _Groups | None:
         """The pairs of the new token and its neighbours; None if there are none."""
