@@ -32,7 +32,7 @@ Places = NDArray[np.signedinteger]
 
 _END = -1  # before, between and after words
 _INSIDE = -2  # a byte inside a token, at which another token began before
-# The counts of pairs that are kept as Python objects are at least this fraction of the highest.
+# Pairs are kept as Python objects if their count is at least the highest divided by this.
 _RARE = 8
 
 

@@ -7,7 +7,7 @@ whatever the order and the number of cores.
 
     files ── corpus: words of each slice, counted by threads ── merges: from the counts ──► tokens
 
-Memory grows with the number of different words and not with the text: below 0.5 kB for each word.
+Memory grows with the number of different words and not with the text: below 0.4 kB for each word.
 
 A special token must not occur in ordinary text. If merges can build it too, as they can build
 "the", it would end documents in the middle of a sentence, so it is refused.

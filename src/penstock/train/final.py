@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from penstock.errors import PlanError
+from penstock.paths import is_remote, redacted
 from penstock.rows.protocol import Rows
 from penstock.store.files import read_file, write_file
 from penstock.store.reader import TokenStore
@@ -96,6 +98,9 @@ class FinalLoss:
         job = self._job
         device = self._world.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+        plan = None
+        with suppress(PlanError):  # a store that is still being written has no digest
+            plan = job.plan.digest
         found = {
             "loss": loss,
             "num_targets": num_targets,
@@ -106,7 +111,7 @@ class FinalLoss:
             "device": f"{self._world.size} x {name}",
             "precision": job.training.precision,
             "model": asdict(job.model),
-            "plan": job.plan.digest,
+            "plan": plan,
             "train": [each for rows in job.plan.sources.values() for each in _described(rows)],
             "val": _described(job.val),
             "versions": {"python": platform.python_version(), **_versions()},
@@ -120,7 +125,10 @@ def _described(rows: Rows | None) -> list[dict[str, Any]]:
     """The stores that rows are read from, with their digests."""
     found = []
     for store in () if rows is None else stores_of(rows):
-        described: dict[str, Any] = {"path": str(store.path), "digest": store.digest}
+        path = str(store.path)
+        # A URL may contain a password, and the file is made for others.
+        path = redacted(path) if is_remote(path) else path
+        described: dict[str, Any] = {"path": path, "digest": store.digest}
         if isinstance(store, TokenStore):
             tokenizer = store.manifest.contents["tokenizer"]
             kept = {key: tokenizer[key] for key in ("name", "digest", "vocab_size", "canary")}
