@@ -125,6 +125,6 @@ def test_32000_tokens_are_those_of_tokenizers(data, tmp_path, name):
         ],
     }[name]
     store = ps.build([*map(str, inputs)], tmp_path / "store", tokenizer="bytes")
-    texts = [store.decode(number) for number in range(store.num_documents)]
+    texts = [store.decode(number) for number in range(len(store))]
 
     assert_equal_file(tmp_path / "own.json", [*map(str, inputs)], texts, 32_000)
