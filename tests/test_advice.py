@@ -119,6 +119,7 @@ REACHED_FROM = {
     "tokenize.special_tokens:checked_tokens": ["load_tokenizer", "build", "Chat"],
     "tokenize.tokenizer": GIVES_TOKENIZER,
     "tokenize.train": ["train_tokenizer", "penstock tokenizer train"],
+    "tokenize.corpus": ["train_tokenizer", "penstock tokenizer train"],
     "train": ["penstock train"],
     "transforms.fill_in_the_middle": ["FillInTheMiddle"],
     "transforms.transform:_checked": ["Transformed"],

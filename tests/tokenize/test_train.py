@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.errors import SourceError, TokenizerError
 from penstock.sources.settings import ReadSettings
+from penstock.sources.slices import cut
 from penstock.tokenize.gigatoken import GigatokenEngine
 from penstock.tokenize.train import train_tokenizer
 
@@ -72,6 +73,45 @@ def test_the_same_text_gives_the_same_bytes_in_any_order_of_documents(tmp_path):
     assert (tmp_path / "c.json").read_bytes() == first
 
 
+@pytest.fixture
+def many_slices(tmp_path, monkeypatch):
+    """A file of 300 documents in about 20 slices."""
+    monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", 1_000)
+    texts = [f"the {number} of many {'words ' * (number % 9)}\n\n" for number in range(300)]
+    path = tmp_path / "a.txt"
+    path.write_text("<|endoftext|>".join(texts))
+    return path
+
+
+def test_the_number_of_threads_changes_nothing(many_slices, tmp_path):
+    results = set()
+    for threads in (1, 3, 8):
+        path = tmp_path / "t.json"
+        trained = train_tokenizer(str(many_slices), path, vocab_size=300, threads=threads)
+        assert (trained.num_documents, trained.num_bytes) == (
+            300,
+            many_slices.stat().st_size - 3887,
+        )
+        results.add(path.read_bytes())
+
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_limit_counts_documents_in_order_across_slices(many_slices, tmp_path, threads):
+    texts = many_slices.read_text().split("<|endoftext|>")
+    num_texts = 1 + next(n for n in range(300) if sum(map(len, texts[: n + 1])) >= 5_000)
+    train_tokenizer(ps.Texts(texts[:num_texts]), tmp_path / "some.json", vocab_size=280)
+
+    path = tmp_path / "t.json"
+    trained = train_tokenizer(
+        str(many_slices), path, vocab_size=280, max_bytes=5_000, threads=threads
+    )
+
+    assert trained.num_documents == num_texts
+    assert path.read_bytes() == (tmp_path / "some.json").read_bytes()
+
+
 def test_every_format_trains_the_same_tokenizer(tmp_path):
     lines = [f"line {number} of so many lines" for number in range(200)]
     (tmp_path / "a.txt").write_text("\n".join(lines))
@@ -99,7 +139,10 @@ def test_what_went_in_is_told(tmp_path):
     )
 
     assert (trained.num_documents, trained.num_bytes, trained.num_rejects) == (5, 45, 5)
-    assert calls == [(45, path.stat().st_size)]
+    assert calls == [
+        ("reading", 45, path.stat().st_size),
+        *(("learning", size, 260) for size in (258, 259, 260)),
+    ]
 
 
 def test_reading_stops_after_the_document_that_reaches_the_limit(tmp_path):
@@ -123,6 +166,7 @@ def test_a_vocabulary_without_merges_is_the_bytes(tmp_path):
         ({"vocab_size": 9_000}, r"fill a vocabulary of 2\d\d tokens, not 9,000"),
         ({"special_tokens": ["the"]}, "special token 'the' is also the token of the text 'the'"),
         ({"special_tokens": ["<|a|>", "<|a|>"]}, "'<|a|>' is given twice"),
+        ({"threads": 0}, "threads=0 .* must be at least 1"),
         ({"special_tokens": ["a"]}, "shorter than two characters"),
         ({"special_tokens": "<|a|>"}, "is one string; give a list"),
     ],

@@ -1,11 +1,8 @@
 """`penstock tokenizer`: train tokenizers."""
 
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future, wait
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
@@ -15,7 +12,6 @@ from penstock.cli.progress import bar
 from penstock.cli.terminal import print_facts, print_json, shell_word, write
 from penstock.cli.units import size_text
 
-Result = TypeVar("Result")
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -41,6 +37,9 @@ def train_command(
         int | None,
         option("Stop after this many bytes of text. 100000000 are usually enough.", "BYTES"),
     ] = None,
+    threads: Annotated[
+        int | None, option("Slices of the text to count at once. Default: the cores.", "NUMBER")
+    ] = None,
     format: options.Format = "auto",
     documents: options.Documents = "auto",
     field: options.Field = "text",
@@ -62,26 +61,24 @@ def train_command(
 
     with bar(shown=not as_json) as draw:
 
-        def report(done: int, total: int) -> None:
-            # After the last byte, the native code learns merges and reports nothing more.
-            stage = f"reading {size_text(done)}" if done < total else "learning merges"
-            draw(done, total, stage)
+        def report(stage: str, done: int, total: int) -> None:
+            shown = size_text(done) if stage == "reading" else f"{done:,} tokens"
+            draw(done, total, f"{stage} {shown}")
 
         reading = ReadSettings(
             format=format, documents=documents, field=field, errors=errors, newlines=newlines
         )
-        trained = _in_thread(
-            lambda: train_tokenizer(
-                inputs,
-                path,
-                vocab_size=vocab_size,
-                special_tokens=special_token,
-                reading=reading,
-                max_bytes=max_bytes,
-                max_bad=max_bad,
-                overwrite=overwrite,
-                progress=report,
-            )
+        trained = train_tokenizer(
+            inputs,
+            path,
+            vocab_size=vocab_size,
+            special_tokens=special_token,
+            reading=reading,
+            max_bytes=max_bytes,
+            max_bad=max_bad,
+            overwrite=overwrite,
+            threads=threads,
+            progress=report,
         )
     if as_json:
         print_json(asdict(trained))
@@ -93,26 +90,3 @@ def train_command(
     ]
     print_facts(f"{trained.path} written", rows)
     write(f"next: penstock build INPUTS -o STORE --tokenizer {shell_word(trained.path)}")
-
-
-def _in_thread(work: Callable[[], Result]) -> Result:
-    """Call `work` in a thread, so that Ctrl-C can interrupt it.
-
-    Python handles Ctrl-C between two instructions of its main thread, but learning merges is one
-    native call of up to a minute. So the call runs in a daemon thread while the main thread
-    waits. After Ctrl-C, the daemon thread ends with the process.
-    """
-    outcome: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(work())
-        except BaseException as error:  # noqa: BLE001  (raised again in the calling thread)
-            outcome.set_exception(error)
-
-    threading.Thread(target=run, daemon=True, name="tokenizer training").start()
-    while not outcome.done():
-        # Without a timeout, Ctrl-C would not end the wait on some systems.
-        wait([outcome], timeout=0.1)
-    # An error is raised again in the main thread, where `app` turns it into a message.
-    return outcome.result()

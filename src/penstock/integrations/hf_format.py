@@ -26,6 +26,7 @@ from penstock.rows.protocol import Fields, Integers, WrappedRows
 from penstock.rows.tokens import Stream
 from penstock.rows.windows import Windows
 from penstock.tokenize.definition import find_definition
+from penstock.tokenize.supported import byte_alphabet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -198,13 +199,7 @@ def hf_tokenizer(name: str) -> "PreTrainedTokenizerFast":
 
 def _byte_backend() -> Tokenizer:
     """The tokenizer "bytes": the id of a byte is its value, and 256 ends a document."""
-    # GPT-2's byte alphabet writes each byte as one printable character. Printable bytes are
-    # written as themselves, and the others as the characters from U+0100 on, in order.
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable}
-    letters |= {chr(256 + number): byte for number, byte in enumerate(others)}
-    backend = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    backend = Tokenizer(models.BPE(vocab=byte_alphabet(), merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(_END, special=True)])

@@ -10,7 +10,6 @@ same `recorded` and whose inputs have the same modification times.
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -25,7 +24,7 @@ from penstock.sources.files import InputFile
 from penstock.sources.listing import list_inputs
 from penstock.sources.notices import log_surprises
 from penstock.sources.read import read_slice
-from penstock.sources.settings import Format, ReadSettings, Texts
+from penstock.sources.settings import Format, ReadSettings, Texts, num_cores
 from penstock.sources.slices import Slice, cut
 from penstock.store.cuts import cut_safety
 from penstock.store.manifest import JsonObject
@@ -162,11 +161,7 @@ class Job:
     @property
     def num_threads(self) -> int:
         """How many slices are tokenized at once; by default one per core of this process."""
-        if self.settings.threads is not None:
-            return self.settings.threads
-        # The cores that this process may use: in a container, fewer than the machine has.
-        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
-        return cores or 1
+        return num_cores() if self.settings.threads is None else self.settings.threads
 
     @property
     def stamped(self) -> JsonObject:

@@ -153,7 +153,7 @@ def _model_reason(model: Config) -> str | None:
 
 def _byte_level_reason(model: Config) -> str | None:
     vocab = model["vocab"]
-    alphabet = _alphabet()
+    alphabet = byte_alphabet()
     if not alphabet.keys() <= vocab.keys():
         return "its vocabulary lacks some bytes"
     if set().union(*vocab) <= alphabet.keys():
@@ -321,7 +321,7 @@ def _overlap_reason(tokens: list[Config], active: list[Config]) -> str | None:
 
 
 @cache
-def _alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """The characters of a byte-level vocabulary, and the byte that each stands for."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in set(shown)]

@@ -171,6 +171,9 @@ class TrainingConfig:
     val_every: int = 250
     val_rows: int = 1_024
     """Rows of the validation set to read; the same ones every time."""
+    final_val: bool = False
+    """Whether to compute the loss over all validation data at the end, each token a target once.
+    It is written to result.json, and its time is part of `max_minutes`."""
     save_every: int = 500
     keep_last: int = 2
     on_nonfinite: Literal["stop", "skip"] = "stop"

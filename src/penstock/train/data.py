@@ -319,6 +319,24 @@ def validation_loader(job: TrainingJob, world: "World", rows: int) -> "Loader[An
     # rounding cannot take one away.
     epochs = (num_rows + 0.5) / len(job.val)
     plan = Plan({"val": job.val}, weights={"val": 1}, max_epochs=epochs)
+    return _evaluation_loader(plan, num_rows, job, world, rows)
+
+
+def final_loader(job: TrainingJob, world: World, rows: int) -> Loader[Any] | None:
+    """A loader of all validation data, in order: every token but the first is a target once."""
+    val = job.val
+    if val is None:
+        return None
+    if isinstance(val, Windows):
+        # The last tokens of the data do not fill a row.
+        val = Windows(val.stream, val.length, tail="pad", borders=val.borders)
+    plan = Plan({"val": val}, weights={"val": 1}, shuffle="none", max_epochs=1)
+    return _evaluation_loader(plan, len(val), job, world, rows)
+
+
+def _evaluation_loader(
+    plan: Plan, num_rows: int, job: TrainingJob, world: World, rows: int
+) -> Loader[Any]:
     return Loader(
         plan,
         # At most `rows` rows for each process, and no more than there are: 10 rows on 4

@@ -117,8 +117,11 @@ class Learner:
     @torch.no_grad()
     def evaluate(
         self, microbatches: Iterable[MicroBatch], stop: threading.Event | None = None
-    ) -> float | None:
-        """The mean loss over all targets, on all processes; None if `stop` was set."""
+    ) -> tuple[float, int] | None:
+        """The mean loss over all targets on all processes, and their number.
+
+        None if `stop` was set.
+        """
         self._parallel.eval()
         # The sums are float64: float32 cannot count past 2**24 targets.
         sums = torch.zeros(2, dtype=torch.float64, device=self._world.device)
@@ -136,7 +139,7 @@ class Learner:
                 "The validation rows have no targets, because every token in them is masked out "
                 "of the loss. Use other validation data, or read more of it (val_rows)."
             )
-        return float(loss / num_targets)
+        return float(loss / num_targets), int(num_targets)
 
     def _loss(self, microbatch: MicroBatch) -> Tensor:
         """The sum of the losses of a micro-batch."""

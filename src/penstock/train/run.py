@@ -33,6 +33,7 @@ from penstock.train.checkpoint import Checkpoints, locked_output
 from penstock.train.config import TrainingJob
 from penstock.train.display import documents_at, write_curve
 from penstock.train.distributed import HostCopy, World, join_processes, stop_signals
+from penstock.train.final import FinalLoss
 from penstock.train.learner import Learner
 from penstock.train.metrics import (
     Log,
@@ -43,8 +44,8 @@ from penstock.train.metrics import (
     read_metrics,
 )
 from penstock.train.record import record_run
+from penstock.train.time_limit import TimeLimit
 
-_PLANNED_SHARE = 0.97  # of max_minutes; the rest is reserve for slower steps
 # Each process adds 1 to a sum if its time is over, and this number if it was asked to stop. It is
 # above any number of processes, so the sum shows both.
 _STOP_REQUEST = 1 << 20
@@ -84,6 +85,7 @@ class _Loop:
     """The training loop of one process."""
 
     def __init__(self, job: TrainingJob, world: World, log: Log, stop: threading.Event) -> None:
+        started = time.perf_counter()
         self.job, self.config, self.world, self.stop = job, job.training, world, stop
         self.log: Log = log if world.is_main else (lambda _: None)
         vocabulary.check_vocabulary(job)
@@ -97,14 +99,16 @@ class _Loop:
         self.loader = data.training_loader(job, world, self.step_rows)
         self.reader = RowReader(job.plan)
         self.val_loader = data.validation_loader(job, world, self.rows)
+        self.final = FinalLoss(job, world, self.rows, stop, self.log)
         self.checkpoints = Checkpoints(job.output / "checkpoints", keep_last=self.config.keep_last)
         self.progress = RunProgress(steps=self.config.steps)  # of steps whose loss is known
         self._resume()
         self.queued = self.saved = self.progress.step
         self.stopping = self.interrupted = False
         self.throughput = Throughput(job.model, world)
+        self.limit = TimeLimit(self.config, self.throughput, self.final.steps(self.step_rows))
         # The time that earlier sessions took is subtracted, as if there had been one session.
-        self.started = time.perf_counter() - self.progress.seconds
+        self.started = started - self.progress.seconds
         self.metrics: Metrics | None = None
         self.fingerprints: FingerprintLog | None = None
 
@@ -132,6 +136,8 @@ class _Loop:
             self.log(f"{self.job.output} is already finished, after step {self.progress.step:,}")
         else:
             self._train(path)
+        if not self.interrupted and self.final.is_due(self.progress.step):
+            self.interrupted = not self.final.run(self.learner, self.progress, self.started)
         if self.world.is_main and not (finished and curve.exists()):
             title = f"{self.job.output.name}: {self.progress.tokens:,} tokens"
             target = self.config.target_val_loss
@@ -280,21 +286,14 @@ class _Loop:
 
     def _is_late(self) -> bool:
         """Whether `max_minutes` would be over after one more validation."""
-        minutes = self.config.max_minutes
-        spent = time.perf_counter() - self.started + self.throughput.last_pause
-        return minutes is not None and spent > 60 * minutes
+        return self.limit.is_over(time.perf_counter() - self.started)
 
     def _plan_steps(self) -> None:
         """Set the number of steps that fit into `max_minutes`, from the speed so far."""
         minutes = self.config.max_minutes
-        assert minutes is not None  # TrainingConfig demands steps or max_minutes
-        left = 60 * minutes * _PLANNED_SHARE - self.progress.seconds
-        seconds = self.throughput.seconds_per_step
-        # The time of a validation, divided among the steps between two of them.
-        with_pauses = seconds + self.throughput.last_pause / self.config.val_every
-        steps = self.world.from_main(self.queued + max(0, int(left / with_pauses)))
+        steps = self.world.from_main(self.queued + self.limit.num_steps(self.progress.seconds))
         self.progress = replace(self.progress, steps=steps, minutes=minutes)
-        each = f"{seconds * 1e3:,.0f} ms"
+        each = f"{self.throughput.seconds_per_step * 1e3:,.0f} ms"
         self.log(f"planned {steps:,} steps of {each}, to end within max_minutes={minutes:g}")
 
     def _validate(self) -> None:
@@ -306,10 +305,11 @@ class _Loop:
         self.val_loader.seek(0)
         batches = chain.from_iterable(data.microbatches(batch, rows) for batch in self.val_loader)
         # Several processes must stop at the same batch, so these validate to the end.
-        loss = self.learner.evaluate(batches, self.stop if self.world.size == 1 else None)
-        if loss is None:
+        found = self.learner.evaluate(batches, self.stop if self.world.size == 1 else None)
+        if found is None:
             self.stopping = self.interrupted = True
             return
+        loss, _ = found
         seconds = time.perf_counter() - self.started
         self.progress = replace(self.progress, val_loss=loss, validated=step, seconds=seconds)
         self._record("val", val_loss=loss)
