@@ -4,27 +4,35 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+CONSTRAINTS := constraints.txt
 
 # Hundreds of tests start a fresh interpreter, which compiles all it imports if nothing is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check bench torture clean
+.PHONY: demo test test-floors check dist bench torture clean
 
 # What a user installs, and what the tests need on top of it.
-$(VENV)/.user: pyproject.toml constraints.txt
+$(VENV)/.user: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet -c constraints.txt -e ".[report]"
+	$(PIP) install --quiet -c $(CONSTRAINTS) -e ".[report]"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.user
-	$(PIP) install --quiet -c constraints.txt -e ".[dev]"
+	$(PIP) install --quiet -c $(CONSTRAINTS) -e ".[dev]"
 	touch $@
 
 demo: $(VENV)/.user
 	$(BIN)/penstock demo
 
+# make test TESTS=tests/order runs a part of them.
 test: $(VENV)/.dev
-	$(PYTEST)
+	$(PYTEST) $(TESTS)
+
+# The same with the lowest version of each dependency that pyproject.toml declares, in a separate
+# environment. On Linux, torch 2.6 brings 5 GB of CUDA libraries. Warnings are no errors here: old
+# packages warn of what their newer dependencies will remove.
+test-floors:
+	$(MAKE) test VENV=.venv-floors CONSTRAINTS=constraints-floors.txt TESTS="-W default $(TESTS)"
 
 # Kills, fuzzing, all topologies: figures go to docs/reliability.md.
 torture: $(VENV)/.dev
@@ -35,6 +43,15 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(PYTEST)
+	$(MAKE) dist
+
+# Build the sdist, and the wheel from it; check the files in both, and run the wheel in a new
+# environment, without the repository. `make dist TAG=v1.2.3` also compares the version (RELEASING.md).
+dist: $(VENV)/.dev
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python tests/check_dist.py dist $(TAG)
 
 # The peers live in an environment of their own, so that they cannot change ours.
 BENCH_PIP := .venv-bench/bin/python -m pip --disable-pip-version-check
@@ -59,5 +76,5 @@ bench: .venv-bench/.done
 	.venv-bench/bin/python benchmarks/remote.py
 
 clean:
-	rm -rf $(VENV) .venv-bench demo stores dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-bench .venv-floors demo stores dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

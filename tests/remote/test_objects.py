@@ -354,22 +354,6 @@ def test_an_hf_url_names_a_repository_of_the_hub(web, monkeypatch):
         open_objects("hf://me/tokens").read("penstock.json")
 
 
-def test_without_obstore_the_error_says_what_to_install(python):
-    code = """
-import sys
-sys.modules["obstore"] = sys.modules["obstore.store"] = None
-import penstock.remote, penstock.errors
-try:
-    penstock.remote.open_objects("https://me:pw@host/x").read("penstock.json")
-except penstock.errors.MissingExtraError as error:
-    print(error)
-"""
-
-    printed = python(code).stdout
-    assert printed.endswith('Install it with: pip install "penstock[remote]"\n')
-    assert "pw" not in printed
-
-
 def test_files_that_are_asked_for_at_once_are_downloaded_at_once(web, monkeypatch, tmp_path):
     """Also if one thread has ended its first download, and is idle."""
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))

@@ -6,7 +6,7 @@ import os
 import fsspec
 import pytest
 
-from penstock.errors import MissingExtraError, PenstockError, SourceError
+from penstock.errors import PenstockError, SourceError
 from penstock.sources.listing import list_files
 from penstock.sources.settings import ReadSettings
 
@@ -231,15 +231,3 @@ def test_credentials_never_reach_the_name_of_a_file(memory, request):
 
     assert file.name.endswith("a.txt")
     assert "SECRET" in file.path
-
-
-def test_a_missing_package_is_named_with_the_extra_that_brings_it():
-    pytest.importorskip("fsspec")
-    try:
-        import s3fs  # noqa: F401
-    except ImportError:
-        with pytest.raises(MissingExtraError, match=r'pip install "penstock\[s3\]"') as caught:
-            names("s3://key:SECRET@bucket/a.txt")
-        assert "SECRET" not in str(caught.value)
-    else:
-        pytest.skip("s3fs is installed here")

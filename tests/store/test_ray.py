@@ -23,7 +23,6 @@ import pytest
 import penstock
 from penstock.errors import (
     DiskFullError,
-    MissingExtraError,
     MissingInputError,
     SourceError,
     StoreBusyError,
@@ -427,13 +426,6 @@ def test_a_node_with_another_version_is_refused(task):
 
     with pytest.raises(StoreError, match=r"node has penstock \d.*started with penstock 0\.0\."):
         make_slice("0.0.0", *make.args[1:])
-
-
-def test_without_ray_the_error_says_how_to_install_it(inputs, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-
-    with pytest.raises(MissingExtraError, match=re.escape('pip install "penstock[ray]"')):
-        penstock.build(inputs, tmp_path / "store", workers="ray")
 
 
 def test_an_address_is_refused_if_this_process_is_connected_already(connected, inputs, tmp_path):

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 import torch
 
-from penstock.errors import MissingExtraError, TrainError
+from penstock.errors import TrainError
 from penstock.train import GPT, Display, RunProgress, RunReport
 from penstock.train.display import draw_curve, report_line, write_curve
 from penstock.train.metrics import Metrics, peak_flops, peak_memory, read_metrics
@@ -145,13 +145,6 @@ def test_metrics_after_the_checkpoint_are_cut_off(tmp_path):
         (4, 1.5),
     ]
     assert all(json.loads(line) for line in path.read_text().splitlines())
-
-
-def test_tensorboard_is_optional(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-
-    with pytest.raises(MissingExtraError, match=r'pip install "penstock\[tensorboard\]"'):
-        Metrics(tmp_path / "metrics.jsonl", step=0, tensorboard=True)
 
 
 def test_a_cpu_claims_no_peak():

@@ -17,6 +17,12 @@ from penstock.errors import MissingExtraError, SourceError
 from penstock.paths import redacted as redacted
 
 _HEADER_SECONDS = 30.0
+_PACKAGES = {
+    **dict.fromkeys(("s3", "s3a"), "penstock[s3]"),
+    **dict.fromkeys(("http", "https"), "fsspec[http]"),
+    **dict.fromkeys(("gs", "gcs"), "fsspec[gcs]"),
+    **dict.fromkeys(("az", "abfs", "abfss"), "fsspec[abfs]"),
+}
 
 
 class RemoteStream(io.RawIOBase):
@@ -106,8 +112,8 @@ def file_system(path: str) -> Any:
     try:
         return fsspec.core.url_to_fs(path, **options)[0]
     except ImportError as error:
-        extra = "s3" if path.startswith("s3") else None
-        advice = f' Install it with: pip install "penstock[{extra}]"' if extra else ""
+        package = _PACKAGES.get(protocol)
+        advice = f' Install it with: pip install "{package}"' if package else ""
         raise MissingExtraError(
             f"Reading {redacted(path)} needs a package that is not installed: {error}.{advice}"
         ) from error

@@ -1,0 +1,91 @@
+"""The loops train, and resume where they stopped: the same losses as without the stop."""
+
+import json
+import os
+import re
+import runpy
+import socket
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+WHOLE, STOP = 3, 1
+NEEDS = {"lightning": "lightning", "trainer": "transformers", "accelerate": "accelerate"}
+NEEDS["sft_trainer"] = "trl"
+
+
+def losses(text):
+    return {int(step): float(loss) for step, loss in re.findall(r"step (\d+): loss (\S+)", text)}
+
+
+@pytest.fixture
+def text(tmp_path):
+    lines = (f"Line {number}: the quick brown fox jumps.\n" for number in range(200))
+    (tmp_path / "input.txt").write_text("".join(lines))
+    return ("input.txt", "--tokenizer", "bytes")
+
+
+@pytest.fixture
+def chats(tmp_path):
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there."}]
+    (tmp_path / "chats.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 50)
+    return ("chats.jsonl",)
+
+
+@pytest.mark.filterwarnings("default")  # of Lightning and transformers
+@pytest.mark.parametrize("kind", ["", "accelerate", "trainer", "lightning", "sft_trainer"])
+def test_a_loop_that_was_stopped_resumes_exactly(kind, request, run_here):
+    pytest.importorskip(NEEDS.get(kind, "torch"), reason="an example needs it")
+    given = request.getfixturevalue("chats" if kind == "sft_trainer" else "text")
+    script = EXAMPLES / ("loop.py" if not kind else f"loop_{kind}.py")
+
+    def run(out, steps):
+        return losses(run_here(script, *given, "--out", out, "--steps", steps).stdout)
+
+    whole = run("whole", WHOLE)
+    before, after = run("stopped", STOP), run("stopped", WHOLE)
+
+    assert list(whole) == [1, 2, 3]
+    assert [*before, *after] == [1, 2, 3]
+    assert before | after == whole
+    assert whole[3] < whole[1]
+
+
+def one_rank(rank, world_size, port, arguments):
+    """Run the example as torchrun would, and write what it prints to a file."""
+    settings = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in settings.items()})
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    sys.argv = ["loop_fsdp2.py", *arguments]
+    with Path(f"rank{rank}.txt").open("w") as shown, redirect_stdout(shown):
+        runpy.run_path(str(EXAMPLES / "loop_fsdp2.py"), run_name="__main__")
+
+
+def test_the_loop_of_fsdp2_resumes_on_another_number_of_ranks(
+    tmp_path, monkeypatch, text, imported_once
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def run(out, steps, world_size):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        arguments = [*text, "--out", out, "--steps", str(steps)]
+        given = [(rank, world_size, port, arguments) for rank in range(world_size)]
+        ranks = [imported_once.Process(target=one_rank, args=each) for each in given]
+        for each in ranks:
+            each.start()
+        for each in ranks:
+            each.join(120)
+            each.kill()
+        assert [each.exitcode for each in ranks] == [0] * world_size
+        return losses(Path("rank0.txt").read_text())
+
+    whole = run("whole", WHOLE, 1)
+    before, after = run("stopped", STOP, 1), run("stopped", WHOLE, 2)
+
+    assert [*before, *after] == [1, 2, 3]
+    assert before | after == pytest.approx(whole, abs=2e-4)  # ranks add in another order
