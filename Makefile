@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscop
 # Hundreds of tests start a fresh interpreter, which compiles all it imports if nothing is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check bench torture clean
+.PHONY: demo test check bench docs torture clean
 
 # What a user installs, and what the tests need on top of it.
 $(VENV)/.user: pyproject.toml constraints.txt
@@ -35,6 +35,16 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(PYTEST)
+
+$(VENV)/.docs: $(VENV)/.dev
+	$(PIP) install --quiet -c constraints.txt -e ".[docs]"
+	touch $@
+
+# The site is build/docs/site. Needs no network; fails on a broken link or anchor, on a public name
+# without a description or an example, and on a block of code that does not run.
+docs: $(VENV)/.docs
+	$(BIN)/python docs/site/build.py
+	$(PYTEST) tests/test_surface.py tests/test_docs.py
 
 # The peers live in an environment of their own, so that they cannot change ours.
 BENCH_PIP := .venv-bench/bin/python -m pip --disable-pip-version-check

@@ -16,7 +16,7 @@ import pytest
 import penstock
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = json.loads((ROOT / "tests" / "public_names.json").read_text(encoding="utf-8"))
 HEAVY = ("torch", "numpy", "pyarrow", "gigatoken", "tokenizers", "tiktoken", "fsspec", "awkward")
 
@@ -181,7 +181,9 @@ warnings.simplefilter("error")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if examples(page)], ids=lambda page: page.name
+    "page",
+    [page for page in PAGES if examples(page)],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
 def test_the_examples_of_a_page_run_in_order(page, tmp_path, monkeypatch, imported_once):
     """In a directory with a text file, which is what a reader has."""
