@@ -169,9 +169,13 @@ def examples(page):
     ]
 
 
-# Warnings are errors, and the log is shown if the page fails.
+# Warnings are errors, and the log is shown if the page fails. One thread: beside other tests, threads
+# of torch that wait for each other make small models many times slower.
 PREAMBLE = """
 import os, sys, warnings
+import torch
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 log = os.open("log", os.O_WRONLY | os.O_CREAT)
 os.dup2(log, 1), os.dup2(log, 2)
 os.environ["PATH"] = {programs!r} + os.pathsep + os.environ["PATH"]

@@ -47,6 +47,11 @@ def inlined(page: str, directory: Path) -> str:
     return DIAGRAM.sub(element, page)
 
 
+def unescaped(line: re.Match[str]) -> str:
+    """Return a row of a table whose code has `|`, which code hosts want as `\\|`."""
+    return re.sub(r"`[^`]*`", lambda code: code[0].replace(r"\|", "|"), line[0])
+
+
 def adapted(page: str, directory: Path, depth: int) -> tuple[str, set[str]]:
     """Return a page as the site needs it, and the source files that it links to.
 
@@ -54,7 +59,7 @@ def adapted(page: str, directory: Path, depth: int) -> tuple[str, set[str]]:
     """
     sources = set(SOURCE.findall(page))
     page = SOURCE.sub(lambda found: f"]({'../' * depth}source/{found[1]}.md)", page)
-    page = inlined(page, directory)
+    page = re.sub(r"^\|.*\|$", unescaped, inlined(page, directory), flags=re.M)
     parts = FENCE.split(page)
     parts[::2] = [LIST_AFTER_TEXT.sub(r"\1\n", each) for each in parts[::2]]
     return "".join(parts), sources

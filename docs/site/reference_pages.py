@@ -11,6 +11,8 @@ import json
 import re
 from importlib import import_module
 from pathlib import Path
+from textwrap import dedent
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 HEADING = re.compile(r"^## `?([\w.]+)`?$", re.M)
 CODE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
@@ -97,33 +99,38 @@ def _package_page(package: str, names: Names, text: str) -> tuple[str, dict[str,
     return text, examples
 
 
-def _parameter_rows(parameters: list[object]) -> list[str]:
-    """The rows of a table of options."""
-    rows = []
-    for each in parameters:
-        flags = [*each.opts, *each.secondary_opts]  # type: ignore[attr-defined]
-        is_argument = each.param_type_name == "argument"  # type: ignore[attr-defined]
-        shown = each.name.upper() if is_argument else ", ".join(flags)  # type: ignore[attr-defined]
-        text = (getattr(each, "help", None) or "").replace("|", "\\|").replace("\n", " ")
-        default = getattr(each, "default", None)
-        if callable(default) or default in (None, False, (), [], "") or default is ...:
-            default = ""
-        if isinstance(default, str | int | float | tuple | list) and default != "":
-            shown_default = f"`{default}`"
-        else:
-            shown_default = ""
-        rows.append(f"| `{shown}` | {text} | {shown_default} |")
-    return rows
+def _parameter_row(each: Any, kind: object) -> str:
+    """The row of an argument or an option in a table; `kind` is the type of its value."""
+    flags = ", ".join([*each.opts, *each.secondary_opts])
+    shown = each.name.upper() if each.param_type_name == "argument" else flags
+    if each.param_type_name == "option" and not each.is_flag:
+        inner = [kind, *get_args(kind)]  # the Literal of a choice may be in an optional type
+        choices = next((get_args(each) for each in inner if get_origin(each) is Literal), ())
+        shown += f" {each.metavar or '|'.join(map(str, choices)) or 'VALUE'}"
+    text = (getattr(each, "help", None) or "").replace("|", "\\|").replace("\n", " ")
+    is_shown = isinstance(each.default, str | int | float) and each.default not in (False, "")
+    default = f" Default: `{each.default}`." if is_shown else ""
+    return f"| `{shown}` | {text}{default} |"
 
 
-def _command_section(name: str, command: object) -> str:
+def _command_section(name: str, command: Any) -> str:
     """The section of one command."""
-    text = inspect.cleandoc(command.help or "").replace("\b\n", "")  # type: ignore[attr-defined]
-    parameters = [each for each in command.params if not getattr(each, "hidden", False)]  # type: ignore[attr-defined]
-    table = "\n".join(
-        ["| | | default |", "|---|---|---|", *_parameter_rows(parameters)] if parameters else []
-    )
-    return f"## penstock {name}\n\n{text}\n\n{table}\n"
+    paragraphs = inspect.cleandoc(command.help or "").replace("\b\n", "").split("\n\n")
+    text = ""
+    for each in paragraphs:
+        is_example = each.lstrip().startswith("penstock ")
+        before = text.endswith("```")
+        if is_example and before:
+            text = text.removesuffix("```") + f"{inspect.cleandoc(each)}\n```"
+        elif is_example:
+            text += f"\n\n```sh\n{inspect.cleandoc(each)}\n```"
+        else:
+            text += f"\n\n{each}"
+    parameters = [each for each in command.params if not getattr(each, "hidden", False)]
+    kinds = get_type_hints(command.callback)
+    rows = [_parameter_row(each, kinds.get(each.name)) for each in parameters]
+    table = "\n".join(["| | |", "|---|---|", *rows])
+    return f"## penstock {name}{text}\n\n{table}\n"
 
 
 def command_page() -> str:
@@ -133,7 +140,7 @@ def command_page() -> str:
     from penstock.cli import app as module
     from penstock.cli.app import app
 
-    codes = inspect.cleandoc(module.__doc__ or "").partition("\n\n")[2].partition("\n\n")[0]
+    codes = dedent((module.__doc__ or "").partition("\n\n")[2].partition("\n\n")[0])
     parts = [
         "# Command line",
         "`penstock COMMAND --help` shows the same text in a terminal. With `--json`, a "
