@@ -9,7 +9,7 @@ CONSTRAINTS := constraints.txt
 # Hundreds of tests start a fresh interpreter, which compiles all it imports if nothing is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-floors check dist bench torture clean
+.PHONY: demo test test-floors check dist docs bench torture clean
 
 # What a user installs, and what the tests need on top of it.
 $(VENV)/.user: pyproject.toml $(CONSTRAINTS)
@@ -52,6 +52,16 @@ dist: $(VENV)/.dev
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/python tests/check_dist.py dist $(TAG)
+
+$(VENV)/.docs: $(VENV)/.dev
+	$(PIP) install --quiet -c $(CONSTRAINTS) -e ".[docs]"
+	touch $@
+
+# The site is build/docs/site. Needs no network; fails on a broken link or anchor, on a public name
+# without a description or an example, and on a block of code that does not run.
+docs: $(VENV)/.docs
+	$(BIN)/python docs/site/build.py
+	$(PYTEST) tests/test_surface.py tests/test_docs.py
 
 # The peers live in an environment of their own, so that they cannot change ours.
 BENCH_PIP := .venv-bench/bin/python -m pip --disable-pip-version-check

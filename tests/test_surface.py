@@ -16,7 +16,7 @@ import zygote
 import penstock
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = json.loads((ROOT / "tests" / "public_names.json").read_text(encoding="utf-8"))
 HEAVY = ("torch", "numpy", "pyarrow", "gigatoken", "tokenizers", "tiktoken", "fsspec", "awkward")
 
@@ -169,9 +169,13 @@ def examples(page):
     ]
 
 
-# Warnings are errors, and the log is shown if the page fails.
+# Warnings are errors, and the log is shown if the page fails. One thread: beside other tests, threads
+# of torch that wait for each other make small models many times slower.
 PREAMBLE = """
 import os, sys, warnings
+import torch
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 log = os.open("log", os.O_WRONLY | os.O_CREAT)
 os.dup2(log, 1), os.dup2(log, 2)
 os.environ["PATH"] = {programs!r} + os.pathsep + os.environ["PATH"]
@@ -181,7 +185,9 @@ warnings.simplefilter("error")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if examples(page)], ids=lambda page: page.name
+    "page",
+    [page for page in PAGES if examples(page)],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
 def test_the_examples_of_a_page_run_in_order(page, tmp_path):
     """In a directory with a text file, which is what a reader has."""
