@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from penstock import __version__
 from penstock.errors import FetchError
 
-_AGENT = f"penstock/{__version__} (+https://pypi.org/project/penstock)"
+_AGENT = f"penstock/{__version__}"
 # Timeouts, rate limits and overload, which may be over a few seconds later.
 _RETRIED = frozenset((408, 425, 429, 500, 502, 503, 504))
 
