@@ -17,8 +17,8 @@ pytestmark = pytest.mark.torture
 
 
 def neighbour():
-    """tests/train/test_kill.py, whose small runs these are."""
-    path = Path(__file__).parents[1] / "train" / "test_kill.py"
+    """tests/train/kills.py, whose small runs these are."""
+    path = Path(__file__).parents[1] / "train" / "kills.py"
     spec = spec_from_file_location("train_kill", path)
     module = module_from_spec(spec)
     spec.loader.exec_module(module)

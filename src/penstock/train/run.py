@@ -34,14 +34,8 @@ from penstock.train.config import TrainingJob
 from penstock.train.display import documents_at, write_curve
 from penstock.train.distributed import HostCopy, World, join_processes, stop_signals
 from penstock.train.learner import Learner
-from penstock.train.metrics import (
-    Log,
-    Metrics,
-    RunProgress,
-    RunResult,
-    Throughput,
-    read_metrics,
-)
+from penstock.train.logs import Metrics, read_metrics
+from penstock.train.metrics import Log, RunProgress, RunResult, Throughput
 from penstock.train.record import record_run
 
 _PLANNED_SHARE = 0.97  # of max_minutes; the rest is reserve for slower steps
@@ -138,15 +132,14 @@ class _Loop:
             write_curve(curve, read_metrics(path), title=title, target=target, log=self.log)
         # The caller of any process may read the files, so all wait until they are written.
         self.world.barrier()
-        rank, model, finished = self.world.rank, self.learner.model, not self.interrupted
+        rank, model, finished = self.world.rank, self.learner.whole_model(), not self.interrupted
         return RunResult(self.progress, finished, rank, model, self.job.output)
 
     def _train(self, path: Path) -> None:
         """Take all steps, with validations and checkpoints, up to the last checkpoint."""
         self.learner.start()
         if self.world.is_main:
-            now, board = self.progress, self.config.tensorboard
-            self.metrics = Metrics(path, step=now.step, validated=now.validated, tensorboard=board)
+            self.metrics = Metrics(path, self.progress, self.config, self.job.recipe)
             record_run(self.job, self.step_rows, self.world.size)
             self.fingerprints = FingerprintLog(path.parent, self.job.plan, self.loader.position)
         try:
@@ -336,15 +329,14 @@ class _Loop:
             self.metrics.add(kind, progress.step, **values, **shared)
 
     def _save(self) -> None:
-        """Write a checkpoint, on the main process; the others wait for it."""
+        """Write a checkpoint; processes that do not write wait for it."""
         self.saved = self.progress.step
         self.progress = replace(self.progress, seconds=time.perf_counter() - self.started)
-        if self.world.is_main:
-            configs = {"progress": asdict(self.progress), "model_config": asdict(self.job.model)}
-            contents = {**configs, "data": self.loader.state_dict(), **self.learner.state()}
-            # The logs first: a power cut must not leave a checkpoint without its lines.
-            for log in (self.metrics, self.fingerprints):
-                if log is not None:
-                    log.sync()
-            self.checkpoints.save(self.progress.step, contents)
+        configs = {"progress": asdict(self.progress), "model_config": asdict(self.job.model)}
+        contents = {**configs, "data": self.loader.state_dict(), **self.learner.state()}
+        # The logs first: a power cut must not leave a checkpoint without its lines.
+        for log in (self.metrics, self.fingerprints):
+            if log is not None:
+                log.sync()
+        self.checkpoints.save(self.progress.step, contents, self.world)
         self.world.barrier()
