@@ -112,12 +112,13 @@ def wandb_records(data):
 
 @pytest.mark.filterwarnings("default")  # those of wandb are its own
 def test_wandb_offline_gets_each_step_of_a_resumed_run_once(tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    wandb = pytest.importorskip("wandb", reason="the extra wandb is not installed")
     from wandb.proto.wandb_internal_pb2 import Record
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     two_sessions(tmp_path, wandb=True)
+    wandb.teardown()  # ends the background process, which may still be writing
     found, ids = [], set()
     for path in sorted(tmp_path.glob("wandb/offline-run-*/*.wandb")):
         ids.add(path.stem)

@@ -96,7 +96,7 @@ class Checkpoints:
             remove_temporary(self.directory)  # left by a run that was killed while it saved
         path = self.directory / f"step-{step:08d}"
         contents = {"format": _FORMAT, "step": step, **contents}
-        tensors = named_tensors(contents)
+        tensors = named_tensors(contents) if world is not None else {}
         if world is not None and any(map(is_sharded, tensors.values())):
             from penstock.train.shard_files import save_shards
 
@@ -104,7 +104,7 @@ class Checkpoints:
             others = {key: value for key, value in contents.items() if key != "model"}
             progress = json_values(contents["progress"])
             others |= {"progress": progress, "optimizers": groups}
-            save_shards(path, tensors, others, world.rank)
+            save_shards(path / MANIFEST, tensors, others, world.rank)
         else:
             path = path.with_suffix(".pt")
             if is_main:
@@ -250,7 +250,7 @@ def _read_shards(saved: Contents, like: Callable[[str], Tensor]) -> dict[str, Te
         if table["shape"] not in ([], list(target.shape)):
             raise ValueError(f"{name} has the shape {table['shape']!r:.60}")
         values[name] = torch.empty_like(target) if table["shape"] else torch.zeros(())
-    load_shards(saved["directory"], saved["tensors"], values)
+    load_shards(saved["directory"] / MANIFEST, saved["tensors"], values)
     return values
 
 

@@ -25,14 +25,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
 from penstock.digest import checked_json
@@ -45,7 +50,6 @@ from penstock.store.files import (
     write_file,
 )
 from penstock.store.folders import open_to_read, remove_tree
-from penstock.train.checkpoint import MANIFEST
 
 _FILE = re.compile(r"\d{5,}-[0-9a-f]{16}\.bin")
 _TYPES = {
@@ -65,41 +69,42 @@ class _Piece(NamedTuple):
 
 
 def save_shards(
-    directory: Path, tensors: dict[str, Tensor], contents: dict[str, Any], rank: int
+    manifest: Path, tensors: dict[str, Tensor], contents: dict[str, Any], rank: int
 ) -> None:
     """Write a checkpoint; all processes call this with their tensors.
 
     Args:
-        directory: The directory of the checkpoint. All processes must see the same one.
+        manifest: checkpoint.json, in the directory of the checkpoint. All processes must see the
+            same directory.
         tensors: Whole tensors, which one process writes, and sharded ones (`DTensor`).
         contents: Further values, which JSON can hold. Those of process 0 are written.
         rank: The rank of this process.
     """
-    planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
+    planner = DefaultSavePlanner(flatten_state_dict=False)
     with _errors_of_processes():
-        dcp.save(tensors, storage_writer=_Writer(directory, contents, rank), planner=planner)
+        save(tensors, storage_writer=_Writer(manifest, contents, rank), planner=planner)
 
 
 def load_shards(
-    directory: Path, tables: dict[str, dict[str, Any]], tensors: dict[str, Tensor]
+    manifest: Path, tables: dict[str, dict[str, Any]], tensors: dict[str, Tensor]
 ) -> None:
     """Fill `tensors` from a checkpoint; if there are several processes, all call this.
 
     Args:
-        directory: The directory of the checkpoint.
-        tables: "tensors" of its checkpoint.json.
+        manifest: checkpoint.json, in the directory of the checkpoint.
+        tables: Its "tensors".
         tensors: A tensor for each table, whole or sharded over any number of processes.
 
     Raises:
         TrainError: a file is missing or damaged.
         ValueError: a table is not one that `save_shards` has written.
     """
-    reader = _Reader(directory, tables)
-    planner = dcp.DefaultLoadPlanner(flatten_state_dict=False)
+    reader = _Reader(manifest, tables)
+    planner = DefaultLoadPlanner(flatten_state_dict=False)
     with _errors_of_processes(), warnings.catch_warnings():
         # torch warns if there is one process only.
         warnings.filterwarnings("ignore", "torch.distributed is ", UserWarning)
-        dcp.load(tensors, storage_reader=reader, planner=planner)
+        load(tensors, storage_reader=reader, planner=planner)
 
 
 @contextmanager
@@ -107,15 +112,16 @@ def _errors_of_processes() -> Iterator[None]:
     """Raise the error of the first process that failed, in every process."""
     try:
         yield
-    except dcp.CheckpointException as error:
+    except CheckpointException as error:
         raise next(iter(error.failures.values()))[0] from None
 
 
-class _Writer(dcp.StorageWriter):
+class _Writer(StorageWriter):
     """Writes the rows of this process; on process 0, also checkpoint.json."""
 
-    def __init__(self, directory: Path, contents: dict[str, Any], rank: int) -> None:
-        self._directory, self._contents, self._rank = directory, contents, rank
+    def __init__(self, manifest: Path, contents: dict[str, Any], rank: int) -> None:
+        self._manifest, self._directory = manifest, manifest.parent
+        self._contents, self._rank = contents, rank
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """Nothing to do: a writer is used once."""
@@ -124,22 +130,20 @@ class _Writer(dcp.StorageWriter):
         """Make the directory, on process 0; the others write only after that."""
         if not is_coordinator:
             return
-        if self._directory.is_dir() and not (self._directory / MANIFEST).exists():
+        if self._directory.is_dir() and not self._manifest.exists():
             remove_tree(self._directory)  # of a run that was killed while it saved
         make_directory(self._directory)
         remove_temporary(self._directory)
 
-    def prepare_local_plan(self, plan: dcp.SavePlan) -> dcp.SavePlan:
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return torch's plan for this process."""
         return plan
 
-    def prepare_global_plan(self, plans: list[dcp.SavePlan]) -> list[dcp.SavePlan]:
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Return torch's plans for all processes."""
         return plans
 
-    def write_data(
-        self, plan: dcp.SavePlan, planner: dcp.SavePlanner
-    ) -> Future[list[dcp.storage.WriteResult]]:
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write one file with all pieces of this process, to the disk."""
         if not self._directory.is_dir():
             raise TrainError(
@@ -156,13 +160,13 @@ class _Writer(dcp.StorageWriter):
         start = 0
         for item, piece, digest in zip(plan.items, pieces, digests, strict=True):
             place = (name, start, digest.hexdigest())
-            results.append(dcp.storage.WriteResult(item.index, len(piece), place))
+            results.append(WriteResult(item.index, len(piece), place))
             start += len(piece)
-        future: Future[list[dcp.storage.WriteResult]] = Future()
+        future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
 
-    def finish(self, metadata: Metadata, results: list[list[dcp.storage.WriteResult]]) -> None:
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write checkpoint.json, after all processes have written their rows; on process 0."""
         places = {
             (result.index.fqn, tuple(result.index.offset or ())): result.storage_data
@@ -183,9 +187,7 @@ class _Writer(dcp.StorageWriter):
                 "shape": list(found.size),
                 "pieces": sorted(pieces),
             }
-        write_file(
-            self._directory / MANIFEST, [checked_json({**self._contents, "tensors": tables})]
-        )
+        write_file(self._manifest, [checked_json({**self._contents, "tensors": tables})])
         sync_directory(self._directory)
         sync_directory(self._directory.parent)
         used = {file for file, *_ in places.values()}
@@ -199,11 +201,11 @@ class _Writer(dcp.StorageWriter):
         return False
 
 
-class _Reader(dcp.StorageReader):
+class _Reader(StorageReader):
     """Reads pieces of tensors, and compares each with its digest."""
 
-    def __init__(self, directory: Path, tables: dict[str, dict[str, Any]]) -> None:
-        self._directory = directory
+    def __init__(self, manifest: Path, tables: dict[str, dict[str, Any]]) -> None:
+        self._directory = manifest.parent
         self._pieces: dict[tuple[str, tuple[int, ...]], tuple[_Piece, torch.Size, torch.dtype]] = {}
         self._metadata = Metadata({name: self._table(name, each) for name, each in tables.items()})
 
@@ -239,15 +241,15 @@ class _Reader(dcp.StorageReader):
     ) -> None:
         """Nothing to do: the tables were checked before."""
 
-    def prepare_local_plan(self, plan: dcp.LoadPlan) -> dcp.LoadPlan:
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Return torch's plan for this process."""
         return plan
 
-    def prepare_global_plan(self, plans: list[dcp.LoadPlan]) -> list[dcp.LoadPlan]:
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Return torch's plans for all processes."""
         return plans
 
-    def read_data(self, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> Future[None]:
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Copy the rows that this process needs into its tensors."""
         for item in plan.items:
             index = item.storage_index
@@ -278,8 +280,9 @@ class _Reader(dcp.StorageReader):
                 view = view[done:]
         if hashlib.sha256(data).hexdigest() != piece.sha256:
             raise TrainError(
-                f"{path} is damaged: {size:,} bytes at {piece.start:,} have another digest than in "
-                f"{MANIFEST}. Remove {self._directory} to resume from the checkpoint before it."
+                f"{path} is damaged: the digest of {size:,} bytes at {piece.start:,} is not that "
+                f"in checkpoint.json. Remove {self._directory} to resume from the checkpoint "
+                "before it."
             )
         return torch.frombuffer(data, dtype=dtype).reshape(shape)
 

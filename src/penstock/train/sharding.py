@@ -12,8 +12,10 @@ return them as they are, so that callers need not know how the model is trained.
 import sys
 from typing import TYPE_CHECKING, TypeGuard
 
+import torch
 from torch import Tensor, nn
 
+from penstock.errors import PlanError
 from penstock.train.distributed import World
 
 if TYPE_CHECKING:
@@ -32,6 +34,12 @@ def shard_model(model: nn.Module, layers: nn.ModuleList, world: World) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    # FSDP2 of torch 2.6 fails in its first step on a CPU: streams of a CPU lack this method there.
+    if world.device.type == "cpu" and "record_event" not in vars(torch.cpu.Stream):
+        raise PlanError(
+            f'parallel="fsdp" does not work on CPUs with torch {torch.__version__}. Use torch 2.7 '
+            'or later, GPUs, or parallel="ddp".'
+        )
     # Without a mesh, torch would choose the GPU even if device="cpu" was asked for.
     mesh = init_device_mesh(world.device.type, (world.size,))
     # A layer is moved to the device and sharded before the next one is moved, so the GPU never
