@@ -76,7 +76,8 @@ class World:
         if self.device.type == "cuda":
             return DistributedDataParallel(model, device_ids=[self.device])
         parallel = DistributedDataParallel(model)
-        parallel.register_comm_hook(self.size, _mean_in_order)
+        # A lambda, because torch refuses functions whose annotation of `bucket` is a text.
+        parallel.register_comm_hook(self.size, lambda size, bucket: _mean_in_order(size, bucket))
         return parallel
 
     def no_exchange(self, model: torch.nn.Module) -> AbstractContextManager[object]:
