@@ -51,7 +51,7 @@ LONGEST_FILES = {  # of `pytest --durations 0`, with the files of whole runs in 
     "test_dataloaders.py",
     "test_order.py",
     "test_huggingface.py",
-    "test_kill.py",
+    "test_parallel.py",
     "test_interrupt.py",
     "test_benchmarks.py",
     "test_prepare_data.py",

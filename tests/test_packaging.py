@@ -18,7 +18,8 @@ from penstock.remote import open_objects
 from penstock.sources.listing import list_files
 from penstock.sources.settings import ReadSettings
 from penstock.tokenize.tokenizer import load_tokenizer
-from penstock.train.metrics import Metrics
+from penstock.train import RunProgress, TrainingConfig
+from penstock.train.logs import Metrics
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -33,6 +34,7 @@ EXTRAS = {
     "s3": ["s3fs"],
     "tensorboard": ["tensorboard"],
     "tiktoken": ["tiktoken"],
+    "wandb": ["wandb"],
 }
 FOR_DEVELOPERS = {"dev", "docs"}
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -96,8 +98,9 @@ def in_a_chart(_):
     draw(print)
 
 
-def in_metrics(path):
-    Metrics(path / "metrics.jsonl", step=0, tensorboard=True)
+def logging_to(**logs):
+    config = TrainingConfig(steps=1, **logs)
+    return lambda path: Metrics(path / "metrics.jsonl", RunProgress(), config)
 
 
 def with_tiktoken(_):
@@ -117,7 +120,8 @@ MISSING = [
     (on_ray, ["ray"], "penstock[ray]"),
     (on_a_server, ["obstore", "obstore.store"], "penstock[remote]"),
     (in_a_chart, ["matplotlib"], "penstock[report]"),
-    (in_metrics, ["torch.utils.tensorboard"], "penstock[tensorboard]"),
+    (logging_to(tensorboard=True), ["torch.utils.tensorboard"], "penstock[tensorboard]"),
+    (logging_to(wandb=True), ["wandb"], "penstock[wandb]"),
     (with_tiktoken, ["tiktoken"], "penstock[tiktoken]"),
     (reading("s3://key:SECRET@bucket/a.txt"), ["s3fs"], "penstock[s3]"),
     (reading("gs://bucket/a.txt"), ["gcsfs"], "fsspec[gcs]"),

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.torture
 
 
 def neighbour():
-    """tests/train/test_kill.py, whose small runs these are."""
-    path = Path(__file__).parents[1] / "train" / "test_kill.py"
+    """tests/train/kills.py, whose small runs these are."""
+    path = Path(__file__).parents[1] / "train" / "kills.py"
     spec = spec_from_file_location("train_kill", path)
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -49,7 +49,8 @@ def test_twenty_kills_change_no_loss(store, tmp_path, figure):
     figure(f"training, killed {real} times: {len(straight):,} lines of losses equal bitwise")
 
 
-def test_torchrun_starts_two_processes_of_a_recipe(store, tmp_path):
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_torchrun_starts_two_processes_of_a_recipe(store, tmp_path, parallel):
     (tmp_path / "a.toml").write_text(
         f'[data]\ntrain = "{store.path}"\nval = "{store.path}"\nlength = 32\n'
         '[model]\nsize = "nano"\nlayers = 1\nwidth = 16\nheads = 2\n'
@@ -59,7 +60,7 @@ def test_torchrun_starts_two_processes_of_a_recipe(store, tmp_path):
         [
             sys.executable,
             *("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"),
-            *("-m", "penstock.train", "a.toml", "--device", "cpu"),
+            *("-m", "penstock.train", "a.toml", "--device", "cpu", "--parallel", parallel),
         ],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -102,7 +102,7 @@ def test_twenty_kills_change_losses_by_no_more_than_rounding(
     store, tmp_path, precision, record_property
 ):
     """Ten in each precision; two runs that nobody kills show what rounding alone does."""
-    kills = neighbour(TESTS / "train" / "test_kill.py")
+    kills = neighbour(TESTS / "train" / "kills.py")
     how = {"device": "cuda", "precision": precision}
     steps, generator = 200, np.random.default_rng(11)
     for name in ("straight", "again"):
@@ -124,7 +124,7 @@ def test_twenty_kills_change_losses_by_no_more_than_rounding(
 
 def test_two_processes_on_one_gpu_and_one_agree(store, tmp_path):
     """By gloo: nccl wants a GPU for each. In float32, whose products are rounded to ten bits."""
-    kills = neighbour(TESTS / "train" / "test_kill.py")
+    kills = neighbour(TESTS / "train" / "kills.py")
     kills.losses_of_two_and_one(store, tmp_path, tolerance=2e-3, device="cuda")
 
 

@@ -1,7 +1,6 @@
 """The loss curve, the progress line, metrics.jsonl and the sample of text."""
 
 import io
-import json
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -12,7 +11,7 @@ import torch
 from penstock.errors import TrainError
 from penstock.train import GPT, Display, RunProgress, RunReport
 from penstock.train.display import draw_curve, report_line, write_curve
-from penstock.train.metrics import Metrics, peak_flops, peak_memory, read_metrics
+from penstock.train.metrics import peak_flops, peak_memory
 from penstock.train.sample import generate
 
 
@@ -126,27 +125,6 @@ def test_in_a_terminal_the_last_line_is_drawn_anew():
     assert "loss 5.3121" in stream.getvalue()
 
 
-def test_metrics_after_the_checkpoint_are_cut_off(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    first = Metrics(path, step=0)
-    for step in range(1, 6):
-        first.add("step", step, loss=step / 3)
-    first.close()
-    with path.open("a") as stream:
-        stream.write('{"kind": "step", "st')  # a kill in the middle of a line
-    second = Metrics(path, step=3)
-    second.add("step", 4, loss=1.5)
-    second.close()
-
-    assert [(each["step"], each["loss"]) for each in read_metrics(path)] == [
-        (1, 1 / 3),
-        (2, 2 / 3),
-        (3, 1.0),
-        (4, 1.5),
-    ]
-    assert all(json.loads(line) for line in path.read_text().splitlines())
-
-
 def test_a_cpu_claims_no_peak():
     assert peak_flops(torch.device("cpu")) is None
 
@@ -185,10 +163,3 @@ def test_a_title_of_any_bytes_is_a_picture_all_the_same():
 
     assert "caf\ufffd \ufffd[31m &lt;b&gt;" in drawn
     assert ElementTree.fromstring(drawn.encode()).tag.endswith("svg")
-
-
-def test_lines_that_are_not_ours_are_left_out(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('[1]\n{"kind": "step", "step": 1, "loss": 2.0}\n{"other": 1}\n5\n')
-
-    assert list(read_metrics(path)) == [{"kind": "step", "step": 1, "loss": 2.0}]

@@ -9,7 +9,7 @@ from penstock.loader.dataloader import log_fingerprints
 from penstock.tokenize.tokenizer import load_tokenizer
 from penstock.train.checkpoint import Checkpoints
 from penstock.train.config import ModelConfig
-from penstock.train.metrics import Metrics, read_metrics
+from penstock.train.logs import JsonLines, read_metrics
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no named pipes on this system")
 
@@ -27,8 +27,8 @@ def precious(tmp_path):
 
 def test_metrics_replace_a_link_and_do_not_follow_it(tmp_path, precious):
     (tmp_path / "metrics.jsonl").symlink_to(precious)
-    metrics = Metrics(tmp_path / "metrics.jsonl", step=0)
-    metrics.add("step", 1, loss=2.0)
+    metrics = JsonLines(tmp_path / "metrics.jsonl", [])
+    metrics.log("step", 1, {"loss": 2.0})
     metrics.close()
 
     assert not (tmp_path / "metrics.jsonl").is_symlink()

@@ -184,6 +184,17 @@ def test_only_a_guessed_time_limit_gives_way_to_steps(tmp_path, flags, minutes):
     assert recipe.training.max_minutes == minutes
 
 
+def test_the_mode_of_several_processes_is_a_setting_and_a_flag():
+    changes = recipe_changes([], parallel="fsdp")
+    with pytest.raises(RecipeError, match="parallel"):
+        parse_recipe({**LEAST, "training": {"steps": 5, "parallel": "zero"}}, "a")
+
+    assert changes == {"training.parallel": "fsdp"}
+    recipe = parse_recipe({**LEAST, "training": {"steps": 5, "parallel": "fsdp"}}, "a")
+    assert recipe.training.parallel == "fsdp"
+    assert parse_recipe(LEAST, "a").training.parallel == "ddp"
+
+
 def test_no_workers_make_nothing_ahead():
     assert recipe_changes([], num_workers=0) == {"training.prefetch": 0}
     assert recipe_changes([], num_workers=8) == {}

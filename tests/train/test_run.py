@@ -28,8 +28,8 @@ from penstock.train import (
     read_metrics,
     train,
 )
-from penstock.train.data import step_rows
 from penstock.train.distributed import select_device, stop_signals
+from penstock.train.loaders import step_rows
 
 
 def lines(job, kind="step"):
@@ -117,7 +117,7 @@ def test_validation_reads_the_same_rows_whatever_the_batch_size(job, store, tmp_
 
 
 def test_an_interrupted_run_resumes_bitwise(job, tmp_path):
-    """In one process here; tests/train/test_kill.py kills real ones."""
+    """In one process here; tests/train/test_parallel.py kills real ones."""
     straight = replace(job(steps=20), output=tmp_path / "straight")
     run(straight)
     broken = job(steps=20, save_every=4)

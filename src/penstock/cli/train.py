@@ -3,7 +3,7 @@
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from penstock.cli import options
 from penstock.cli.options import argument, option, path_option
@@ -49,6 +49,9 @@ def train_command(
     max_minutes: Annotated[
         float | None, option("Train for this many minutes.", "MINUTES", "--max_minutes")
     ] = None,
+    parallel: Annotated[
+        Literal["ddp", "fsdp"] | None, option("How processes share the model.", "MODE")
+    ] = None,
     output: Annotated[
         Path | None, path_option("Directory of the run.", "DIRECTORY", "--output", "-o")
     ] = None,
@@ -73,7 +76,7 @@ def train_command(
     """
     from penstock.train.command import choose_recipe, recipe_changes, run_recipe
     from penstock.train.display import Display, summary_line
-    from penstock.train.metrics import json_values
+    from penstock.train.logs import json_values
 
     changes = recipe_changes(
         settings or [],
@@ -85,6 +88,7 @@ def train_command(
         prefetch_factor=prefetch_factor,
         steps=steps,
         max_minutes=max_minutes,
+        parallel=parallel,
         # A recipe holds TOML values, and TOML has no paths.
         output=None if output is None else str(output),
     )

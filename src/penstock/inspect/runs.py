@@ -31,7 +31,7 @@ from penstock.remote.address import store_path
 from penstock.train.command import choose_recipe, open_job
 from penstock.train.config import TrainingJob
 from penstock.train.data import store_sides
-from penstock.train.metrics import Line, read_metrics
+from penstock.train.logs import Line, read_metrics
 from penstock.train.record import FILE_NAME as RECORD_NAME
 from penstock.train.record import RunRecord, read_record
 

@@ -20,7 +20,7 @@ from penstock.report.figures import (
 )
 from penstock.report.subject import Subject
 from penstock.train.display import draw_curve
-from penstock.train.metrics import Line, read_metrics
+from penstock.train.logs import Line, read_metrics
 
 _INTERVALS = 60
 _LEAST_ROWS = 50  # of an interval; in fewer rows, a share of 30 % cannot be seen

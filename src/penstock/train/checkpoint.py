@@ -1,27 +1,13 @@
 """Checkpoints: everything about a run that cannot be computed again.
 
     run/checkpoints/step-00000500.pt     model, optimizers, the loader's state, progress
+    run/checkpoints/step-00000500/       the same of a sharded model (see `shard_files`)
 
-A checkpoint file is complete or absent (see `penstock.store.files`), and ends with the SHA-256 of
-its contents, which is compared before anything is loaded. A run that is killed while
+A checkpoint is complete or absent (see `penstock.store.files`), and has the SHA-256 of its
+contents, which is compared before anything is loaded. A run that is killed while
 it saves resumes from the previous checkpoint. There is no random state to save: the dropout of a
-step is drawn from a key derived from the step. Loading runs no code (`weights_only`).
-
-`to_gpt2` and `from_gpt2` exchange weights with the GPT2LMHeadModel of transformers:
-
-    here                           in transformers                     stored there
-    token_embedding                transformer.wte, lm_head            without the padding rows
-    position_embedding             transformer.wpe
-    layers.3.attention.qkv         transformer.h.3.attn.c_attn         (in, out): transposed
-    layers.3.attention.project     transformer.h.3.attn.c_proj         transposed
-    layers.3.expand, contract      transformer.h.3.mlp.c_fc, c_proj    transposed
-    layers.3.attention_norm        transformer.h.3.ln_1
-
-Both sides are plain dicts of tensors, so transformers is not needed here:
-
-    from transformers import GPT2Config, GPT2LMHeadModel
-    exported = GPT2LMHeadModel(GPT2Config(**gpt2_config(model.config)))
-    exported.load_state_dict(to_gpt2(model))
+step is drawn from a key derived from the step. Loading runs no code (`weights_only`, or JSON and
+raw bytes). Both kinds can be loaded with any number of processes, sharded or not.
 """
 
 import errno
@@ -29,7 +15,7 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -38,20 +24,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.errors import PenstockError, PlanError, StoreBusyError, TrainError
+from penstock.digest import parse_checked
+from penstock.errors import PenstockError, StoreBusyError, TrainError
 from penstock.store.files import (
     make_directory,
+    read_file,
     remove_file,
     remove_temporary,
     sync_directory,
     write_file,
 )
-from penstock.store.folders import open_regular
+from penstock.store.folders import open_regular, remove_tree
 from penstock.store.lock import lock_path, locked
 from penstock.train.config import ModelConfig
 from penstock.train.distributed import World
-from penstock.train.model import GPT
-from penstock.train.record import checkpoint_paths
+from penstock.train.logs import json_values
+from penstock.train.record import CHECKPOINT_MANIFEST as MANIFEST
+from penstock.train.record import CHECKPOINT_NAME, checkpoint_paths
+from penstock.train.sharding import is_sharded, sharded_as
 
 _FORMAT = 3
 _FORMATS = (2, _FORMAT)
@@ -59,30 +49,16 @@ _FORMATS = (2, _FORMAT)
 _TRAILER = re.compile(rb"\npenstock-sha256 ([0-9a-f]{64})\n")
 _TRAILER_BYTES = 82
 _KEYS = {"format", "progress", "model_config", "data", "model", "optimizers"}
-_DICTS = _KEYS - {"format", "optimizers"}
+_LISTS = {"format", "optimizers"}
 # Errors of file systems that are read-only or have no locks, as on some clusters. A finished run
 # can still be opened there, without a lock.
 _NO_LOCKS = {errno.EACCES, errno.EROFS, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 
-# The id of <|endoftext|> in GPT-2's vocabulary.
-_END_OF_TEXT = 50_256
-_NAMES = {
-    "token_embedding.weight": "wte.weight",
-    "position_embedding.weight": "wpe.weight",
-    "norm.weight": "ln_f.weight",
-    "norm.bias": "ln_f.bias",
-}
-_LAYER_NAMES = {
-    "attention_norm": "ln_1",
-    "attention.qkv": "attn.c_attn",
-    "attention.project": "attn.c_proj",
-    "mlp_norm": "ln_2",
-    "expand": "mlp.c_fc",
-    "contract": "mlp.c_proj",
-}
-
 Contents = dict[str, Any]
-"""Values by name. Tensors, numbers and texts, which torch loads without running code."""
+"""Values by name. Tensors, numbers and texts, which torch loads without running code.
+
+Those of a sharded checkpoint have "tensors", where the tensors are in which files, and "directory".
+"""
 
 
 class Checkpoints:
@@ -93,7 +69,7 @@ class Checkpoints:
         self._keep_last = keep_last
 
     def paths(self) -> dict[int, Path]:
-        """The checkpoint files by their step, oldest first."""
+        """The checkpoints by their step, oldest first: files, and directories of shards."""
         return checkpoint_paths(self.directory)
 
     def last_saved(self) -> str:
@@ -101,23 +77,42 @@ class Checkpoints:
         steps = list(self.paths())
         return f"The last checkpoint is step {steps[-1]:,}." if steps else "Nothing is saved yet."
 
-    def save(self, step: int, contents: Contents) -> None:
-        """Write the checkpoint of a step, then remove the oldest ones beyond `keep_last`."""
-        self.directory.parent.mkdir(parents=True, exist_ok=True)
-        make_directory(self.directory)
-        remove_temporary(self.directory)  # left by a run that was killed while it saved
-        # torch.save writes to memory first: its own file could be cut short by a full disk, and
-        # the name of a checkpoint must never belong to half a file.
-        buffer = io.BytesIO()
-        torch.save({"format": _FORMAT, "step": step, **contents}, buffer)
+    def save(self, step: int, contents: Contents, world: World | None = None) -> None:
+        """Write the checkpoint of a step, then remove the oldest ones beyond `keep_last`.
+
+        All processes of `world` call this. The main one writes a file, unless the model is sharded.
+        """
+        is_main = world is None or world.is_main
+        if is_main:
+            self.directory.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(self.directory)
+            remove_temporary(self.directory)  # left by a run that was killed while it saved
+        path = self.directory / f"step-{step:08d}"
+        contents = {"format": _FORMAT, "step": step, **contents}
+        tensors = named_tensors(contents) if world is not None else {}
+        if world is not None and any(map(is_sharded, tensors.values())):
+            from penstock.train.shard_files import save_shards
+
+            groups = [{"param_groups": each["param_groups"]} for each in contents["optimizers"]]
+            others = {key: value for key, value in contents.items() if key != "model"}
+            progress = json_values(contents["progress"])
+            others |= {"progress": progress, "optimizers": groups}
+            save_shards(path / MANIFEST, tensors, others, world.rank)
+        else:
+            path = path.with_suffix(".pt")
+            if is_main:
+                _write(path, contents)
+        if is_main:
+            self._remove_old(path)
+
+    def _remove_old(self, saved: Path) -> None:
+        """Remove all checkpoints but the newest; `saved` is the one that was just written."""
         # An older checkpoint is removed only after the new one is on disk under its name.
-        data = buffer.getbuffer()
-        # torch ignores bytes after the end of its archive, so any program can still load the file.
-        trailer = f"\npenstock-sha256 {hashlib.sha256(data).hexdigest()}\n".encode()
-        write_file(self.directory / f"step-{step:08d}.pt", [data, trailer])
-        sync_directory(self.directory)
-        for old in list(self.paths().values())[: -self._keep_last]:
-            remove_file(old)
+        _remove(saved.with_suffix("" if saved.suffix else ".pt"))  # of the same step
+        kept = list(self.paths().values())[-self._keep_last :]
+        for path in self.directory.glob("step-*"):
+            if CHECKPOINT_NAME.fullmatch(path.name) and path not in kept:
+                _remove(path)
 
     def load(self, model: ModelConfig) -> Contents | None:
         """The newest checkpoint, on the CPU; None if there is none.
@@ -134,9 +129,7 @@ class Checkpoints:
         instead = f"resume after step {before[-1]:,}" if before else "start from the beginning"
         advice = f"Remove it to {instead}."
         try:
-            has_digest = _check_digest(path, advice)
-            with os.fdopen(open_regular(path), "rb") as stream:
-                loaded: Contents = torch.load(stream, map_location="cpu", weights_only=True)
+            loaded, has_digest = _read(path, advice)
         except TrainError:
             raise
         except Exception as error:  # torch raises many classes for damaged files
@@ -158,10 +151,11 @@ class Checkpoints:
             )
         if version == _FORMAT and not has_digest:
             raise TrainError(f"{path} is damaged: it has no digest at its end. {advice}")
-        if version is None or not loaded.keys() >= _KEYS:
+        keys = _KEYS if path.suffix else _KEYS - {"model"} | {"tensors"}
+        if version is None or not loaded.keys() >= keys:
             raise TrainError(f"{path} is not a checkpoint of penstock. {advice}")
         # Fields that a newer version of penstock has added are not in an old checkpoint.
-        odd = [each for each in sorted(_DICTS) if not isinstance(loaded[each], Mapping)]
+        odd = [each for each in sorted(keys - _LISTS) if not isinstance(loaded[each], Mapping)]
         if odd:
             raise TrainError(f"{path}: {odd[0]} is {loaded[odd[0]]!r:.60}, not a dict. {advice}")
         current, saved = asdict(model), loaded["model_config"]
@@ -189,6 +183,102 @@ class Checkpoints:
                 f"({type(error).__name__}: {first:.200}). Remove it to resume from the checkpoint "
                 "before it."
             ) from error
+
+
+def named_tensors(state: Contents) -> dict[str, Tensor]:
+    """All tensors of a learner, such as "model.norm.weight" and "optimizers.0.3.exp_avg"."""
+    found = {f"model.{name}": value for name, value in state.get("model", {}).items()}
+    for number, optimizer in enumerate(state.get("optimizers", [])):
+        for index, values in optimizer.get("state", {}).items():
+            found |= {f"optimizers.{number}.{index}.{key}": each for key, each in values.items()}
+    return found
+
+
+def restored(saved: Contents, weights: dict[str, Tensor], params: list[list[Tensor]]) -> Contents:
+    """The state of a learner from a checkpoint; all processes call this.
+
+    Args:
+        saved: What `Checkpoints.load` returned.
+        weights: The weights of the model by name. Tensors of the result are sharded like these.
+        params: The weights of each optimizer, in its order.
+    """
+    if "tensors" not in saved and not any(map(is_sharded, weights.values())):
+        return saved
+
+    def like(name: str) -> Tensor:
+        kind, _, rest = name.partition(".")
+        if kind == "model":
+            return weights[rest]
+        number, index, _ = rest.split(".")
+        return params[int(number)][int(index)]
+
+    if "tensors" in saved:
+        values = _read_shards(saved, like)
+    else:
+        # A count of steps, which has no dimensions, is the same on every process.
+        values = {
+            name: sharded_as(value, like(name)) if value.dim() else value
+            for name, value in named_tensors(saved).items()
+        }
+    state: Contents = {"model": {}}
+    state["optimizers"] = [{**each, "state": {}} for each in saved["optimizers"]]
+    for name, value in values.items():
+        kind, _, rest = name.partition(".")
+        if kind == "model":
+            state["model"][rest] = value
+        else:
+            number, index, key = rest.split(".")
+            state["optimizers"][int(number)]["state"].setdefault(int(index), {})[key] = value
+    return state
+
+
+def _read_shards(saved: Contents, like: Callable[[str], Tensor]) -> dict[str, Tensor]:
+    """The tensors of a sharded checkpoint, by name."""
+    from penstock.train.shard_files import load_shards
+
+    values: dict[str, Tensor] = {}
+    for name, table in saved["tensors"].items():
+        # Shapes are those of this model, so that a forged table cannot fill the memory.
+        target = like(name)
+        if table["shape"] not in ([], list(target.shape)):
+            raise ValueError(f"{name} has the shape {table['shape']!r:.60}")
+        values[name] = torch.empty_like(target) if table["shape"] else torch.zeros(())
+    load_shards(saved["directory"] / MANIFEST, saved["tensors"], values)
+    return values
+
+
+def _write(path: Path, contents: Contents) -> None:
+    """Write a checkpoint to one file."""
+    # torch.save writes to memory first: its own file could be cut short by a full disk, and
+    # the name of a checkpoint must never belong to half a file.
+    buffer = io.BytesIO()
+    torch.save(contents, buffer)
+    data = buffer.getbuffer()
+    # torch ignores bytes after the end of its archive, so any program can still load the file.
+    trailer = f"\npenstock-sha256 {hashlib.sha256(data).hexdigest()}\n".encode()
+    write_file(path, [data, trailer])
+    sync_directory(path.parent)
+
+
+def _read(path: Path, advice: str) -> tuple[Contents, bool]:
+    """The contents of a checkpoint, and whether it has a digest."""
+    if not path.suffix:
+        return {**parse_checked(read_file(path / MANIFEST)), "directory": path}, True
+    has_digest = _check_digest(path, advice)
+    with os.fdopen(open_regular(path), "rb") as stream:
+        loaded: Contents = torch.load(stream, map_location="cpu", weights_only=True)
+    return loaded, has_digest
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint, if there is one."""
+    if path.is_symlink() or not path.is_dir():
+        remove_file(path)
+        return
+    # Without its manifest it is no checkpoint: a kill leaves nothing that could be loaded.
+    remove_file(path / MANIFEST)
+    sync_directory(path)
+    remove_tree(path)
 
 
 def _check_digest(path: Path, advice: str) -> bool:
@@ -230,87 +320,3 @@ def locked_output(output: Path, world: World) -> Iterator[None]:
                 if error.errno not in _NO_LOCKS:
                     raise
         yield
-
-
-def gpt2_config(config: ModelConfig) -> dict[str, int | float | None]:
-    """The arguments of transformers' GPT2Config for the same model.
-
-    Raises:
-        PlanError: the model has an option that GPT-2 does not have.
-    """
-    plain = ModelConfig()
-    names = ("positions", "qk_norm", "activation", "norm", "bias", "tied")
-    gpt2 = {name: asdict(plain)[name] for name in names}
-    settings = asdict(config)
-    changed = [f"{name}={settings[name]!r}" for name in gpt2 if settings[name] != gpt2[name]]
-    if changed:
-        raise PlanError(
-            f"GPT-2 has no {', '.join(changed)}, so this model cannot become a GPT2LMHeadModel."
-        )
-    # transformers warns about special tokens outside of the vocabulary.
-    end = _END_OF_TEXT if config.vocab_size > _END_OF_TEXT else None
-    return {
-        "vocab_size": config.vocab_size,
-        "n_positions": config.length,
-        "n_embd": config.width,
-        "n_layer": config.layers,
-        "n_head": config.heads,
-        "resid_pdrop": config.dropout,
-        "embd_pdrop": config.dropout,
-        "attn_pdrop": 0.0,
-        "bos_token_id": end,
-        "eos_token_id": end,
-    }
-
-
-def to_gpt2(model: GPT) -> dict[str, Tensor]:
-    """Copies of the weights of `model`, under their names in GPT2LMHeadModel."""
-    gpt2_config(model.config)  # raises if GPT-2 has no such model
-    exported: dict[str, Tensor] = {}
-    for name, weight in model.state_dict().items():
-        gpt2_name, transposed = _gpt2_name(name)
-        # A transposed view shares memory with the weight, and safetensors refuses such views.
-        exported[gpt2_name] = (weight.t() if transposed else weight).clone().contiguous()
-    embedding = exported["transformer.wte.weight"][: model.config.vocab_size]
-    return {**exported, "transformer.wte.weight": embedding, "lm_head.weight": embedding}
-
-
-def from_gpt2(weights: Mapping[str, Tensor], *, heads: int = 12) -> GPT:
-    """A model with the weights of a GPT2LMHeadModel, or of the GPT2Model inside one.
-
-    The weights do not say how many attention heads there are: pass `heads`.
-    """
-    # A GPT2Model has the same names as a GPT2LMHeadModel, but without the prefix.
-    prefix = "transformer."
-    weights = {f"{prefix}{name.removeprefix(prefix)}": each for name, each in weights.items()}
-    vocab_size, width = weights["transformer.wte.weight"].shape
-    # "transformer.h.3.attn.c_attn.weight" belongs to layer 3.
-    numbers = [int(name.split(".")[2]) for name in weights if name.startswith("transformer.h.")]
-    model = GPT(
-        ModelConfig(
-            layers=1 + max(numbers),
-            heads=heads,
-            width=width,
-            length=len(weights["transformer.wpe.weight"]),
-            vocab_size=vocab_size,
-        )
-    )
-    with torch.no_grad():
-        for name, weight in model.state_dict().items():
-            gpt2_name, transposed = _gpt2_name(name)
-            value = weights[gpt2_name].t() if transposed else weights[gpt2_name]
-            weight[: len(value)].copy_(value)
-            weight[len(value) :].zero_()  # the padding rows of the embedding
-    return model
-
-
-def _gpt2_name(name: str) -> tuple[str, bool]:
-    """The name of a weight in transformers, and whether it is stored transposed there."""
-    if name in _NAMES:
-        return f"transformer.{_NAMES[name]}", False
-    _, number, rest = name.split(".", 2)
-    module, _, kind = rest.rpartition(".")
-    gpt2_module = _LAYER_NAMES[module]
-    # GPT-2 stores its projections, all named "c_…", as Conv1D: (in, out) instead of (out, in).
-    transposed = "c_" in gpt2_module and kind == "weight"
-    return f"transformer.h.{number}.{gpt2_module}.{kind}", transposed

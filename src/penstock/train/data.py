@@ -1,23 +1,15 @@
-"""The data of a run: from the paths in a recipe to the batches of a step.
+"""The data of a run: from the paths in a recipe to a plan.
 
-    paths ── stores (text is built into one first) ── rows ── plan ── loaders ── micro-batches
+    paths ── stores (text is built into one first) ── rows ── plan
 
-    a step on all processes    ├───────── global_batch_size ─────────┤
-    this process               ├── its share ──┤
-    computed at once           ├─────┼─────┼───┤        micro-batches of batch_size rows
-
-The loader returns one batch per step and process. So the rows of a step depend neither on how
-many fit on a device nor on the number of devices. Commands open the data without torch, so the
-functions that make a loader import it.
+Commands open the data without torch; `penstock.train.loaders` makes batches of it.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from penstock.cli.progress import build_lines
 from penstock.errors import PlanError, SourceError, StoreBusyError, StoreError
@@ -26,10 +18,8 @@ from penstock.formats.open import holds_files, is_token_file, open_tokens, recog
 from penstock.formats.tables import holds_text
 from penstock.formats.token_files import TokenFiles
 from penstock.ledger import AddedStore, LedgerLine, amended
-from penstock.loader.fingerprints import RowReader
 from penstock.loader.run import AnyPlan
 from penstock.order.plan import Plan
-from penstock.order.steps import PADDING
 from penstock.paths import expand_user, is_remote
 from penstock.recipe import DataConfig, RowKind
 from penstock.remote.address import StorePath, store_path
@@ -43,19 +33,11 @@ from penstock.store.reader import TokenStore, manifest_at
 from penstock.store.sides import has_file, open_stores
 from penstock.store.summary import describe_rules
 from penstock.streaming.plan import StreamedPlan
-from penstock.train.config import TrainingConfig, TrainingJob
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from penstock.loader.loader import Loader
-    from penstock.train.distributed import World
 
 _POLL_SECONDS = 0.2
 _LEAST_TOKENS = 2  # of a row: an input and its target
 _OTHER_TEXT = "That store belongs to this output. For other text or settings, use another one (-o)."
 TOKEN_FILES = (".npy", ".bin", ".idx", ".ds")
-_FIELDS = ("inputs", "targets", "position_ids", "document_ids")
 
 
 def open_data(
@@ -281,94 +263,3 @@ def open_added(
 ) -> Rows:
     """The rows of a store that an amendment adds to the data of a recipe."""
     return _Opener(config, output, log).added(source)
-
-
-def step_rows(config: TrainingConfig, rows: int, world: "World") -> int:
-    """The number of rows of a step on all processes; each computes micro-batches of `rows` rows."""
-    total = config.global_batch_size or rows * world.size
-    if total % (rows * world.size):
-        raise PlanError(
-            f"global_batch_size={total} is not a multiple of batch_size={rows} x {world.size} "
-            f"processes. Use a multiple of {rows * world.size}."
-        )
-    return total
-
-
-def training_loader(job: TrainingJob, world: "World", total: int) -> "Loader[Any]":
-    """The loader of this process, for steps of `total` rows on all processes."""
-    from penstock.loader.loader import Loader
-
-    return Loader(
-        job.plan,
-        global_batch_size=total,
-        prefetch=job.training.prefetch,
-        rank=world.rank,
-        world_size=world.size,
-        device=world.device,
-    )
-
-
-def validation_loader(job: TrainingJob, world: "World", rows: int) -> "Loader[Any] | None":
-    """A loader of the same `val_rows` rows at every validation; None without validation data."""
-    if job.val is None:
-        return None
-    from penstock.loader.loader import Loader
-
-    num_rows = min(job.training.val_rows, len(job.val))
-    # The first rows of a shuffled epoch, the same ones every time. Half a row is added, so that
-    # rounding cannot take one away.
-    epochs = (num_rows + 0.5) / len(job.val)
-    plan = Plan({"val": job.val}, weights={"val": 1}, max_epochs=epochs)
-    return _evaluation_loader(plan, num_rows, job, world, rows)
-
-
-def final_loader(job: TrainingJob, world: World, rows: int) -> Loader[Any] | None:
-    """A loader of all validation data, in order: every token but the first is a target once."""
-    val = job.val
-    if val is None:
-        return None
-    if isinstance(val, Windows):
-        # The last tokens of the data do not fill a row.
-        val = Windows(val.stream, val.length, tail="pad", borders=val.borders)
-    plan = Plan({"val": val}, weights={"val": 1}, shuffle="none", max_epochs=1)
-    return _evaluation_loader(plan, len(val), job, world, rows)
-
-
-def _evaluation_loader(
-    plan: Plan, num_rows: int, job: TrainingJob, world: World, rows: int
-) -> Loader[Any]:
-    return Loader(
-        plan,
-        # At most `rows` rows for each process, and no more than there are: 10 rows on 4
-        # processes are batches of 3 each. drop_last=False pads the last batch with rows whose
-        # targets are all ignored, so that every process takes the same number of steps.
-        global_batch_size=min(rows, -(-num_rows // world.size)) * world.size,
-        prefetch=min(1, job.training.prefetch),
-        rank=world.rank,
-        world_size=world.size,
-        device=world.device,
-        drop_last=False,
-    )
-
-
-def step_fingerprints(loader: "Loader[Any]", reader: RowReader) -> list[int]:
-    """The fingerprints of this rank's rows in the step that the loader has just yielded.
-
-    That of the rows is the loader's own. For that of the tokens, the rows are read again. Both are
-    signed, because torch has no sums of uint64; sums of int64 wrap around to the same bits.
-    """
-    step, run = loader.step - 1, loader.run
-    positions = run.shard.positions(step, step + 1, end=run.end)
-    _, tokens = reader.sums(positions[positions != PADDING])
-    found = np.array([loader.fingerprint or 0, tokens], np.uint64).view(np.int64)
-    return [int(each) for each in found]
-
-
-def microbatches(batch: "dict[str, Tensor]", rows: int) -> "Iterator[list[Tensor | None]]":
-    """The micro-batches of a batch, of up to `rows` rows each, as arguments of `GPT.forward`."""
-    fields = [batch.get(name) for name in _FIELDS]
-    for start in range(0, len(batch["inputs"]), rows):
-        # A slice is a view whose strides can differ from those of a whole tensor. torch would
-        # compile the model again for other strides, so the slice is made contiguous.
-        piece = slice(start, start + rows)
-        yield [None if each is None else each[piece].contiguous() for each in fields]

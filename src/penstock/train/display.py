@@ -26,7 +26,8 @@ from penstock.cli.units import duration_text
 from penstock.errors import MissingExtraError
 from penstock.loader.run import AnyPlan
 from penstock.store.files import write_file
-from penstock.train.metrics import Line, Log, RunProgress, RunReport
+from penstock.train.logs import Line
+from penstock.train.metrics import Log, RunProgress, RunReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

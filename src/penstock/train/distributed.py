@@ -14,13 +14,16 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from penstock.errors import PlanError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import GradBucket
 
 _SECOND_CTRL_C_SECONDS = 1.0
 _STOPPING = (
@@ -70,12 +73,34 @@ class World:
         """`model`, with its gradients averaged over all processes."""
         if self.size == 1:
             return model
-        ids = [self.device] if self.device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=ids)
+        if self.device.type == "cuda":
+            return DistributedDataParallel(model, device_ids=[self.device])
+        parallel = DistributedDataParallel(model)
+        # A lambda, because torch refuses functions whose annotation of `bucket` is a text.
+        parallel.register_comm_hook(self.size, lambda size, bucket: _mean_in_order(size, bucket))
+        return parallel
 
     def no_exchange(self, model: torch.nn.Module) -> AbstractContextManager[object]:
         """A context in which a backward pass adds gradients without averaging them."""
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+
+
+def _mean_in_order(size: int, bucket: "GradBucket") -> torch.futures.Future[Tensor]:
+    """The mean of some gradients over all processes, added up in the order of their ranks.
+
+    gloo adds in an order that depends on the place of a gradient in its bucket, and DDP makes other
+    buckets after the first step. With three processes or more, a resumed run would then round its
+    first step in another way than the run that was not stopped.
+    """
+    own = bucket.buffer()
+    found = [torch.empty_like(own) for _ in range(size)]
+    distributed.all_gather(found, own)
+    total = found[0]
+    for each in found[1:]:
+        total += each
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(total / size)
+    return done
 
 
 class HostCopy:

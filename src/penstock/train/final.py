@@ -25,7 +25,7 @@ from penstock.paths import is_remote, redacted
 from penstock.rows.protocol import Rows
 from penstock.store.files import read_file, write_file
 from penstock.store.reader import TokenStore
-from penstock.train import data
+from penstock.train import loaders
 from penstock.train.config import TrainingJob
 from penstock.train.distributed import World
 from penstock.train.learner import Learner
@@ -57,7 +57,7 @@ class FinalLoss:
         self._job, self._world, self._rows, self._log = job, world, rows, log
         # Several processes must stop at the same batch, so these evaluate to the end.
         self._stop = stop if world.size == 1 else None
-        self._loader = data.final_loader(job, world, rows) if job.training.final_val else None
+        self._loader = loaders.final_loader(job, world, rows) if job.training.final_val else None
 
     def steps(self, step_rows: int) -> float:
         """How many training steps take at least as long as the evaluation."""
@@ -84,7 +84,7 @@ class FinalLoss:
         """
         assert self._loader is not None  # `is_due` was true
         self._loader.seek(0)
-        batches = (data.microbatches(batch, self._rows) for batch in self._loader)
+        batches = (loaders.microbatches(batch, self._rows) for batch in self._loader)
         found = learner.evaluate(chain.from_iterable(batches), self._stop)
         if found is None:
             return False

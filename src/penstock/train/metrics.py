@@ -1,17 +1,6 @@
-"""The measurements of a run: its progress, its speed, and the file metrics.jsonl.
+"""The measurements of a run: its progress and its speed; `penstock.train.logs` writes them."""
 
-    {"kind": "step", "step": 40, "loss": 6.31, "learning_rate": 0.0024, "norm": 0.8, …}
-    {"kind": "val", "step": 40, "val_loss": 6.52, …}
-    {"kind": "target", "step": 900, "val_loss": 5.49, …}
-
-Losses are written with all digits, so they read back as the same number. A run that resumes
-removes the lines after its checkpoint and writes them again, with the same values. Commands read
-the file without torch, so this module imports it where a device is asked.
-"""
-
-import json
 import math
-import os
 import sys
 import time
 from collections import deque
@@ -19,11 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from penstock.errors import MissingExtraError
-from penstock.store.files import read_file, write_file
-from penstock.store.folders import open_regular, refuse_link
 from penstock.train.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -100,8 +86,6 @@ class RunReport:
     """The most bytes in use so far, on the GPU; without a GPU, in this process."""
 
 
-Line = dict[str, Any]
-"""A line of metrics.jsonl: its kind, its step, and numbers by name."""
 Log = Callable[[RunReport | str], None]
 """A callback. It gets a `RunReport` after every step, and a line of text for other events."""
 
@@ -168,99 +152,6 @@ class Throughput:
             seconds_left=None if left is None else left * self.seconds_per_step,
             peak_memory=peak_memory(self._world.device),
         )
-
-
-class Metrics:
-    """The file metrics.jsonl, open for writing.
-
-    Args:
-        path: The file. Lines that are newer than the checkpoint are removed from it.
-        step: The step of the checkpoint.
-        validated: The step of the last validation that the checkpoint includes.
-        tensorboard: Whether to write the same numbers for TensorBoard.
-    """
-
-    def __init__(
-        self, path: Path, *, step: int, validated: int | None = None, tensorboard: bool = False
-    ) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._board = _tensorboard(path.parent, step) if tensorboard else None
-        # A checkpoint can be saved before the validation of the same step. A resumed run then
-        # repeats that validation, which must not be in the file twice.
-        last = ("step", "val", "target") if validated == step else ("step",)
-        kept = [
-            each
-            for each in read_metrics(path)
-            if each["step"] < step or (each["step"] == step and each["kind"] in last)
-        ]
-        # `write_file` writes a temporary file and renames it: a kill leaves the old lines or the
-        # new ones.
-        write_file(path, [_line(each) for each in kept])
-        file = open_regular(path, os.O_WRONLY | os.O_APPEND)
-        self._stream = os.fdopen(file, "a", encoding="utf-8")
-
-    def add(self, kind: str, step: int, **values: float | None) -> None:
-        """Write one line. It survives a kill of this process, but not a power cut; see `sync`."""
-        # The kernel has the line after `flush`, so it survives the end of this process.
-        self._stream.write(_line({"kind": kind, "step": step, **values}).decode())
-        self._stream.flush()
-        if self._board is not None:
-            for name, value in values.items():
-                # TensorBoard stores float32, which cannot hold a 64-bit fingerprint.
-                if isinstance(value, int | float) and name != "fingerprint":
-                    self._board.add_scalar(f"{kind}/{name}", value, step)
-
-    def sync(self) -> None:
-        """Force all lines to disk."""
-        os.fsync(self._stream.fileno())
-
-    def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
-        if self._board is not None:
-            self._board.close()
-
-
-def read_metrics(path: Path) -> Iterator[Line]:
-    """The lines of metrics.jsonl; none if there is no such file.
-
-    A last line that a kill has cut short is skipped, and so are lines of other programs.
-    """
-    if not path.exists():
-        return
-    # The file is read as bytes: a line that was cut inside a character is not UTF-8.
-    for line in read_file(path).split(b"\n"):
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(found, dict) and "step" in found and "kind" in found:
-            yield found
-
-
-def json_values(values: Line) -> Line:
-    """`values` with None for NaN and infinity, which JSON does not have."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in values.items()
-    }
-
-
-def _line(values: Line) -> bytes:
-    return json.dumps(json_values(values)).encode() + b"\n"
-
-
-def _tensorboard(directory: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise MissingExtraError(
-            "tensorboard=true needs tensorboard, which is not installed. Install it with: "
-            'pip install "penstock[tensorboard]"'
-        ) from error
-    refuse_link(directory / "tensorboard")
-    # TensorBoard keeps events of steps that will be computed again, unless they are purged.
-    return SummaryWriter(directory / "tensorboard", purge_step=step + 1 if step else 0)
 
 
 def peak_flops(device: "torch.device") -> float | None:

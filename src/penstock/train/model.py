@@ -2,7 +2,7 @@
 
     tokens ─ embedding (+ positions) ─ [ attention, MLP ] x layers ─ norm ─ logits ─ loss
 
-The default settings are GPT-2 as it was published; `penstock.train.checkpoint` converts the
+The default settings are GPT-2 as it was published; `penstock.train.gpt2` converts the
 weights to and from transformers. Other options make the model faster, or let it learn more from the
 same tokens: rotary positions, normalised queries and keys, squared ReLU, norms without weights, no
 biases, and layers that begin at 0.

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from penstock.errors import TrainError
 from penstock.train.config import OptimizationConfig
+from penstock.train.sharding import gathered, joined_as, own_rows, sharded_as
 
 _MOMENTUM = 0.95
 
@@ -71,23 +72,37 @@ class Optimizers:
         Raises:
             TrainError: the state belongs to another kind of optimizer.
         """
-        try:
-            for optimizer, state in zip(self.all, states, strict=True):
-                # load_state_dict also restores the saved settings of the groups, so the current
-                # ones are put back after it.
-                current = [
-                    {name: value for name, value in group.items() if name != "params"}
-                    for group in optimizer.param_groups
-                ]
-                optimizer.load_state_dict(state)
-                for group, settings in zip(optimizer.param_groups, current, strict=True):
-                    group.update(settings)
-        except ValueError as error:
+        self.refuse_other(states)
+        for optimizer, state in zip(self.all, states, strict=True):
+            # load_state_dict also restores the saved settings of the groups, so the current ones
+            # are put back after it.
+            current = [
+                {name: value for name, value in group.items() if name != "params"}
+                for group in optimizer.param_groups
+            ]
+            optimizer.load_state_dict(state)
+            for group, settings in zip(optimizer.param_groups, current, strict=True):
+                group.update(settings)
+
+    def refuse_other(self, states: list[dict[str, Any]]) -> None:
+        """Raise a TrainError unless these are states of the same optimizers and as many weights."""
+        counts = [
+            [[len(group["params"]) for group in each["param_groups"]] for each in found]
+            for found in (states, self.state_dict())
+        ]
+        if counts[0] != counts[1]:
             raise TrainError(
                 "The checkpoint was saved with another optimizer than "
                 f"optimizer={self.config.optimizer!r}. Resume with the original one, or use "
                 "another output."
-            ) from error
+            )
+
+    def params(self) -> list[list[Tensor]]:
+        """The weights of each optimizer, in the order of its state."""
+        return [
+            [each for group in optimizer.param_groups for each in group["params"]]
+            for optimizer in self.all
+        ]
 
 
 class Muon(torch.optim.Optimizer):
@@ -105,16 +120,24 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> Any:
         """Update all matrices that have a gradient; `closure` is not called."""
         for group in self.param_groups:
-            weights = [each for each in group["params"] if each.grad is not None]
-            gradients = [each.grad for each in weights]
-            for each in weights:
+            params = [each for each in group["params"] if each.grad is not None]
+            for each in params:
                 if not self.state[each]:  # under the name that torch's Muon uses
                     self.state[each]["momentum_buffer"] = torch.zeros_like(each)
-            momenta = [self.state[each]["momentum_buffer"] for each in weights]
+            # Under FSDP2, momentum and weights are those of the rows of this process.
+            weights = [own_rows(each) for each in params]
+            gradients = [own_rows(each.grad) for each in params]
+            momenta = [own_rows(self.state[each]["momentum_buffer"]) for each in params]
             torch._foreach_lerp_(momenta, gradients, 1 - _MOMENTUM)
             updates = torch._foreach_lerp(gradients, momenta, _MOMENTUM)  # Nesterov's momentum
+            # Singular values are those of a whole matrix, so updates are gathered. Each process
+            # computes all of them, as with DDP, and keeps its rows.
+            whole = [gathered(joined_as(*each)) for each in zip(updates, params, strict=True)]
+            steps = zip(_orthogonal(whole), params, strict=True)
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(weights, _orthogonal(updates), alpha=-group["lr"])
+            torch._foreach_add_(
+                weights, [own_rows(sharded_as(*each)) for each in steps], alpha=-group["lr"]
+            )
 
 
 def _orthogonal(updates: Sequence[Tensor]) -> list[Tensor]:

@@ -21,7 +21,9 @@ from penstock.train.config import TrainingJob
 
 FILE_NAME = "run.json"
 _FORMAT = 1
-_CHECKPOINT = re.compile(r"step-(\d{8,})\.pt")
+CHECKPOINT_NAME = re.compile(r"step-(\d{8,})(\.pt)?")
+"""A file, or a directory of shards, which has a manifest when it is complete."""
+CHECKPOINT_MANIFEST = "checkpoint.json"
 
 
 class RunRecord(NamedTuple):
@@ -100,11 +102,13 @@ def read_record(run: Path) -> RunRecord:
 
 
 def checkpoint_paths(directory: Path) -> dict[int, Path]:
-    """Return the checkpoint files in a directory by their step, oldest first."""
-    # The pattern excludes temporary files of `write_file`, which a kill can leave.
+    """Return the checkpoints in a directory by their step, oldest first."""
+    # The pattern excludes temporary files of `write_file`, which a kill can leave. A directory
+    # without its manifest was left by a run that was killed while it saved.
     found = {
         int(match[1]): path
-        for path in directory.glob("step-*.pt")
-        if (match := _CHECKPOINT.fullmatch(path.name))
+        for path in sorted(directory.glob("step-*"))
+        if (match := CHECKPOINT_NAME.fullmatch(path.name))
+        and (match[2] or (path / CHECKPOINT_MANIFEST).is_file())
     }
     return dict(sorted(found.items()))

@@ -28,21 +28,15 @@ from torch import Tensor
 from penstock.digest import derive_key
 from penstock.errors import TrainError
 from penstock.loader.fingerprints import FingerprintLog, LoggedStep, RowReader
-from penstock.train import data, vocabulary
+from penstock.train import loaders, vocabulary
 from penstock.train.checkpoint import Checkpoints, locked_output
 from penstock.train.config import TrainingJob
 from penstock.train.display import documents_at, write_curve
 from penstock.train.distributed import HostCopy, World, join_processes, stop_signals
 from penstock.train.final import FinalLoss
 from penstock.train.learner import Learner
-from penstock.train.metrics import (
-    Log,
-    Metrics,
-    RunProgress,
-    RunResult,
-    Throughput,
-    read_metrics,
-)
+from penstock.train.logs import Metrics, read_metrics
+from penstock.train.metrics import Log, RunProgress, RunResult, Throughput
 from penstock.train.record import record_run
 from penstock.train.time_limit import TimeLimit
 
@@ -95,10 +89,10 @@ class _Loop:
             self.log(f"batch_size: {self.rows} rows of {job.model.length:,} tokens at once")
         else:
             self.rows = self.config.batch_size
-        self.step_rows = data.step_rows(self.config, self.rows, world)
-        self.loader = data.training_loader(job, world, self.step_rows)
+        self.step_rows = loaders.step_rows(self.config, self.rows, world)
+        self.loader = loaders.training_loader(job, world, self.step_rows)
         self.reader = RowReader(job.plan)
-        self.val_loader = data.validation_loader(job, world, self.rows)
+        self.val_loader = loaders.validation_loader(job, world, self.rows)
         self.final = FinalLoss(job, world, self.rows, stop, self.log)
         self.checkpoints = Checkpoints(job.output / "checkpoints", keep_last=self.config.keep_last)
         self.progress = RunProgress(steps=self.config.steps)  # of steps whose loss is known
@@ -144,15 +138,14 @@ class _Loop:
             write_curve(curve, read_metrics(path), title=title, target=target, log=self.log)
         # The caller of any process may read the files, so all wait until they are written.
         self.world.barrier()
-        rank, model, finished = self.world.rank, self.learner.model, not self.interrupted
+        rank, model, finished = self.world.rank, self.learner.whole_model(), not self.interrupted
         return RunResult(self.progress, finished, rank, model, self.job.output)
 
     def _train(self, path: Path) -> None:
         """Take all steps, with validations and checkpoints, up to the last checkpoint."""
         self.learner.start()
         if self.world.is_main:
-            now, board = self.progress, self.config.tensorboard
-            self.metrics = Metrics(path, step=now.step, validated=now.validated, tensorboard=board)
+            self.metrics = Metrics(path, self.progress, self.config, self.job.recipe)
             record_run(self.job, self.step_rows, self.world.size)
             self.fingerprints = FingerprintLog(path.parent, self.job.plan, self.loader.position)
         try:
@@ -217,10 +210,10 @@ class _Loop:
         # All processes must stop after the same step, so requests to stop are summed with the
         # counts of the step.
         stop = self._is_late() + self.stop.is_set() * _STOP_REQUEST
-        counts = self.world.put([0, *data.step_fingerprints(self.loader, self.reader), stop])
+        counts = self.world.put([0, *loaders.step_fingerprints(self.loader, self.reader), stop])
         counts[0] = (batch["targets"] != -100).sum()
         self.world.sum(counts)
-        results = self.learner.compute_gradients(data.microbatches(batch, self.rows), counts[0])
+        results = self.learner.compute_gradients(loaders.microbatches(batch, self.rows), counts[0])
         rate = self.job.optimization.rate(self.queued, self.progress.steps)
         if self.config.on_nonfinite == "stop" or bool(results.isfinite().all()):
             self.learner.optimizers.step(rate)
@@ -303,7 +296,9 @@ class _Loop:
             self.progress = replace(self.progress, validated=step)
             return
         self.val_loader.seek(0)
-        batches = chain.from_iterable(data.microbatches(batch, rows) for batch in self.val_loader)
+        batches = chain.from_iterable(
+            loaders.microbatches(batch, rows) for batch in self.val_loader
+        )
         # Several processes must stop at the same batch, so these validate to the end.
         found = self.learner.evaluate(batches, self.stop if self.world.size == 1 else None)
         if found is None:
@@ -336,15 +331,14 @@ class _Loop:
             self.metrics.add(kind, progress.step, **values, **shared)
 
     def _save(self) -> None:
-        """Write a checkpoint, on the main process; the others wait for it."""
+        """Write a checkpoint; processes that do not write wait for it."""
         self.saved = self.progress.step
         self.progress = replace(self.progress, seconds=time.perf_counter() - self.started)
-        if self.world.is_main:
-            configs = {"progress": asdict(self.progress), "model_config": asdict(self.job.model)}
-            contents = {**configs, "data": self.loader.state_dict(), **self.learner.state()}
-            # The logs first: a power cut must not leave a checkpoint without its lines.
-            for log in (self.metrics, self.fingerprints):
-                if log is not None:
-                    log.sync()
-            self.checkpoints.save(self.progress.step, contents)
+        configs = {"progress": asdict(self.progress), "model_config": asdict(self.job.model)}
+        contents = {**configs, "data": self.loader.state_dict(), **self.learner.state()}
+        # The logs first: a power cut must not leave a checkpoint without its lines.
+        for log in (self.metrics, self.fingerprints):
+            if log is not None:
+                log.sync()
+        self.checkpoints.save(self.progress.step, contents, self.world)
         self.world.barrier()

@@ -1,7 +1,4 @@
-"""Real processes: killed at any moment, or two of them where there was one.
-
-The torture run does twenty kills; here are two.
-"""
+"""Small runs in processes of their own, which can be killed, and what they have written."""
 
 import json
 import os
@@ -10,7 +7,6 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 import zygote
 
@@ -120,32 +116,8 @@ def killed_run(store, output, steps, moments, generator, **how):
     return ever, real
 
 
-@pytest.fixture(scope="module")
-def straight(store, tmp_path_factory):
-    """The run that nothing happens to."""
-    output = tmp_path_factory.mktemp("straight") / "run"
-    here(store, output, 60)
-    return recorded(output)
-
-
-def test_a_killed_run_has_bitwise_the_losses_of_one_that_was_not(store, straight, tmp_path):
-    generator = np.random.default_rng(7)
-    ever, real = killed_run(store, tmp_path / "run", 60, [13, 38], generator)
-
-    assert real == 2
-    assert recorded(tmp_path / "run") == straight
-    assert all(line in straight for line in ever)
-
-
-def test_two_processes_and_one_agree(store, tmp_path):
-    """Two processes take 20 steps, one resumes; same rows, losses to 1e-4 of 5 nats.
-
-    The sums over rows are taken in another order, and every step builds on the one before.
-    """
-    losses_of_two_and_one(store, tmp_path, tolerance=1e-4)
-
-
 def losses_of_two_and_one(store, folder, *, tolerance, **how):
+    """Two processes take 20 steps, one resumes: the rows and the losses of one process alone."""
     both, alone = folder / "both", folder / "alone"
     shared = {"size": 2, "rendezvous": folder / "meet", "plain": True, **how}
     finish(*(start(store, both, 20, rank=rank, **shared) for rank in range(2)))
