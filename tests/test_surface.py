@@ -169,8 +169,8 @@ def examples(page):
     ]
 
 
-# Warnings are errors, and the log is shown if the page fails. One thread: beside other tests, threads
-# of torch that wait for each other make small models many times slower.
+# Warnings are errors, and the log is shown if the page fails. One thread: beside other tests,
+# threads of torch that wait for each other make small models many times slower.
 PREAMBLE = """
 import os, sys, warnings
 import torch
