@@ -48,7 +48,7 @@ def inlined(page: str, directory: Path) -> str:
 
 
 def unescaped(line: re.Match[str]) -> str:
-    """Return a row of a table whose code has `|`, which code hosts want as `\\|`."""
+    """Return a row of a table in which `|` inside code has no backslash; code hosts want one."""
     return re.sub(r"`[^`]*`", lambda code: code[0].replace(r"\|", "|"), line[0])
 
 
