@@ -122,9 +122,8 @@ class DataConfig:
             )
         if self.tokens is not None and (self.sources or self.stream or self.split is not None):
             raise PlanError(
-                "data.tokens describes the token files in data.train, so it cannot be combined "
-                "with sources, stream or split. A source has its own table, [data.sources.NAME."
-                "tokens]; validation files are set with data.val."
+                "data.tokens is about the token files in data.train and data.val, so it cannot be "
+                "combined with sources, stream or split. A source has [data.sources.NAME.tokens]."
             )
         if self.stream and self.shuffle not in (None, "part"):
             raise PlanError(
@@ -205,8 +204,7 @@ def _parse_toml(text: str) -> Tables:
         raise
     except ValueError:  # Python does not read more than 4,300 digits
         longest = max(re.finditer(r"[\d_]+", text), key=lambda found: len(found[0]))
-        line = text.count("\n", 0, longest.start()) + 1
-        digits = len(longest[0])
+        line, digits = text.count("\n", 0, longest.start()) + 1, len(longest[0])
         raise ValueError(f"a number in line {line:,} has {digits:,} digits") from None
 
 
@@ -236,6 +234,7 @@ def parse_recipe(tables: Tables, where: str) -> Recipe:
             raise RecipeError(f"{where} has no table [{needed}], which every recipe needs.")
     if not isinstance(model := tables.get("model", {}), dict):
         raise RecipeError(f"{where}: model is {model!r}, but must be a table.")
+    rates = tables.get("optimization", {})
     output = _value(tables.get("output", "runs/run"), str, where, "output")
     if not output.strip() or "\0" in output:
         raise RecipeError(f"{where}: output is {output!r}, but must be the path of a directory.")
@@ -243,9 +242,7 @@ def parse_recipe(tables: Tables, where: str) -> Recipe:
         output=expand_user(output),
         data=_value(tables["data"], DataConfig, where, "data"),
         model=_values(_HINTS["model"], model, where, "model"),
-        optimization=_value(
-            tables.get("optimization", {}), OptimizationConfig, where, "optimization"
-        ),
+        optimization=_value(rates, OptimizationConfig, where, "optimization"),
         training=_value(tables["training"], TrainingConfig, where, "training"),
     )
     with _in_table("model", where):
@@ -314,8 +311,7 @@ def _refuse_unknown(table: Tables, known: list[str], where: str, prefix: str) ->
 
 
 def _value(value: object, hint: Any, where: str, name: str) -> Any:
-    """Return a TOML value, converted to the type of a field."""
-    # `int | None` is a union of two types, and its values are tried against each.
+    """Return a TOML value, converted to the type of a field; each type of a union is tried."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for kind in kinds:
         if (found := _as_kind(value, kind, where, name)) is not None:
