@@ -4,6 +4,7 @@ import re
 import runpy
 import sys
 import tomllib
+import warnings
 from pathlib import Path
 
 import fsspec  # noqa: F401  (a test changes its registry)
@@ -70,16 +71,22 @@ def test_the_package_says_that_it_has_types():
     assert "Typing :: Typed" in PROJECT["classifiers"]
 
 
+def run_again(module):
+    with warnings.catch_warnings():  # other tests may have imported it
+        warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)
+        runpy.run_module(module)
+
+
 def in_lightning(_):
-    runpy.run_module("penstock.integrations.lightning.base")
+    run_again("penstock.integrations.lightning.base")
 
 
 def in_a_lightning_callback(_):
-    runpy.run_module("penstock.integrations.lightning.fingerprints")
+    run_again("penstock.integrations.lightning.fingerprints")
 
 
 def in_a_trainer_callback(_):
-    runpy.run_module("penstock.integrations.trainer_callback")
+    run_again("penstock.integrations.trainer_callback")
 
 
 def in_a_tokenizer(_):

@@ -72,7 +72,8 @@ def hub(make_tokenizer):
 
     def hub(source):
         marks = re.findall(
-            r"<\|[\w/ -]+\|>|<\uff5c[^\uff5c]+\uff5c>|<(?:start|end)_of_turn>|<\|?\w+\|?>", source
+            r"<\|[\w/ -]+\|>|<\uff5c[^\uff5c]+\uff5c>|<(?:start|end)_of_turn>|<\|?\w+\|?>|</s>",
+            source,
         )
         special = sorted({each for each in marks if "think" not in each and "tool" not in each})
         bos, eos = "<BOS>", "<EOS>"

@@ -181,9 +181,10 @@ def test_a_command_that_prints_while_it_works_does_not_claim_success_into_a_clos
 
 def test_shell_completion_can_be_installed(tmp_path):
     def penstock(*arguments, **environment):
-        """A fresh process: Typer reads the names of the processes around it when it is imported."""
+        # Typer looks for a shell among the processes around it, unless this variable is set.
         command = [sys.executable, "-m", "penstock", *arguments]
-        environment = {**os.environ, **environment}
+        named = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+        environment = {**os.environ, **named, **environment}
         return subprocess.run(command, env=environment, capture_output=True, check=True)
 
     done = penstock("--install-completion", "bash", HOME=str(tmp_path))

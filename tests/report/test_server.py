@@ -10,7 +10,6 @@ import threading
 from contextlib import suppress
 
 import pytest
-import zygote
 
 from penstock.errors import MissingStoreError
 from penstock.inspect import inspect_step, open_run
@@ -168,9 +167,9 @@ def test_data_that_cannot_be_opened_ends_the_server_with_its_error(tmp_path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for a single process")
 def test_ctrl_c_ends_the_command_without_a_traceback(folder):
-    command = ["-m", "penstock", "serve", "run/stores/<b>web"]
+    command = [sys.executable, "-m", "penstock", "serve", "run/stores/<b>web"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with zygote.Popen(command, cwd=folder, text=True, **pipes) as running:
+    with subprocess.Popen(command, cwd=folder, text=True, **pipes) as running:
         line = running.stdout.readline()
         port = re.fullmatch(r"open http://127\.0\.0\.1:(\d+)/ in a browser.*\n", line)[1]
         connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)

@@ -70,6 +70,7 @@ class Popen:
     ):
         self.args = [str(each) for each in command]
         self.returncode = None
+        self._waiting = threading.Lock()  # several threads may wait for the end
         request = {
             "arguments": self.args,
             "directory": os.fspath(cwd or os.getcwd()),  # noqa: PTH109 (text, for JSON)
@@ -94,19 +95,24 @@ class Popen:
         self.pid = int.from_bytes(self._status.recv(_STATUS_BYTES), "little")
 
     def poll(self):
-        if self.returncode is None:
-            self._status.setblocking(False)
-            with suppress(BlockingIOError):
-                self._receive()
+        if self._waiting.acquire(blocking=False):
+            try:
+                if self.returncode is None:
+                    self._status.setblocking(False)
+                    with suppress(BlockingIOError):
+                        self._receive()
+            finally:
+                self._waiting.release()
         return self.returncode
 
     def wait(self, timeout=None):
-        if self.returncode is None:
-            self._status.settimeout(timeout)
-            try:
-                self._receive()
-            except TimeoutError:
-                raise subprocess.TimeoutExpired(self.args, timeout) from None
+        with self._waiting:
+            if self.returncode is None:
+                self._status.settimeout(timeout)
+                try:
+                    self._receive()
+                except TimeoutError:
+                    raise subprocess.TimeoutExpired(self.args, timeout) from None
         return self.returncode
 
     def _receive(self):
@@ -150,7 +156,8 @@ class Popen:
 
     def send_signal(self, number):
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # if another thread has just seen the end
+                os.kill(self.pid, number)
 
     def terminate(self):
         self.send_signal(signal.SIGTERM)
