@@ -429,3 +429,18 @@ def test_the_random_state_of_the_process_is_left_alone_where_no_dropout_is_drawn
     run(job(model=replace(tiny, dropout=0.0)))
 
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_resumed_run_says_that_its_steps_have_another_number_of_rows(job):
+    run(job(steps=6))
+    logged = []
+    run(job(steps=8, batch_size=2), log=logged.append)
+    again = []
+    run(job(steps=9, batch_size=2), log=again.append)
+
+    assert logged[1] == (
+        "a step had 4 rows before, on 1 process, and now has 2, on 1 process. To keep the steps of "
+        "a run the same on any number of processes, set training.global_batch_size=4."
+    )
+    assert again[0] == "resuming after step 8"
+    assert not any("a step had" in str(line) for line in again)

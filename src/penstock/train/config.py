@@ -160,7 +160,8 @@ class TrainingConfig:
     """Rows of a micro-batch, on each device. "auto" is the most that fit on the GPU, but no more
     than 65,536 tokens; without a GPU, 8 rows."""
     global_batch_size: int | None = None
-    """Rows of a step on all devices; gradients are accumulated over several micro-batches."""
+    """Rows of a step on all devices; gradients are accumulated over several micro-batches. If None,
+    `batch_size` rows on each device, so a step has other rows on another number of devices."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """How several processes share a model. "ddp": each has all of it, and gradients are averaged.
     "fsdp": weights, gradients and optimizer state are sharded over the processes (FSDP2)."""

@@ -101,6 +101,22 @@ def read_record(run: Path) -> RunRecord:
     return record
 
 
+def changed_step(run: Path, step_rows: int, world_size: int) -> str | None:
+    """Return a message if the steps of a run had another number of rows before; None if not."""
+    try:
+        before = read_record(run)
+    except (OSError, TrainError):  # training does not need this file
+        return None
+    if before.global_batch_size == step_rows:
+        return None
+    once, now = (f"{each} process{'es' * (each != 1)}" for each in (before.world_size, world_size))
+    return (
+        f"a step had {before.global_batch_size:,} rows before, on {once}, and now has "
+        f"{step_rows:,}, on {now}. To keep the steps of a run the same on any number of processes, "
+        f"set training.global_batch_size={before.global_batch_size}."
+    )
+
+
 def checkpoint_paths(directory: Path) -> dict[int, Path]:
     """Return the checkpoints in a directory by their step, oldest first."""
     # The pattern excludes temporary files of `write_file`, which a kill can leave. A directory

@@ -37,7 +37,7 @@ from penstock.train.final import FinalLoss
 from penstock.train.learner import Learner
 from penstock.train.logs import Metrics, read_metrics
 from penstock.train.metrics import Log, RunProgress, RunResult, Throughput
-from penstock.train.record import record_run
+from penstock.train.record import changed_step, record_run
 from penstock.train.time_limit import TimeLimit
 
 # Each process adds 1 to a sum if its time is over, and this number if it was asked to stop. It is
@@ -120,6 +120,8 @@ class _Loop:
         elif self.progress.minutes != self.config.max_minutes:  # plan the steps again
             self.progress = replace(self.progress, steps=None, minutes=None)
         self.log(f"resuming after step {self.progress.step:,}")
+        if changed := changed_step(self.job.output, self.step_rows, self.world.size):
+            self.log(changed)
 
     def run(self) -> RunResult:
         """Train to the end, and draw the loss curve."""
