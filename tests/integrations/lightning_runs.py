@@ -40,7 +40,6 @@ def fit(data, out, kind, *flags, killed=False, timeout=250):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        imports=["lightning.pytorch"],
     )
     try:
         told, _ = run.communicate(timeout=timeout)

@@ -266,7 +266,6 @@ def test_two_processes_of_accelerate_share_each_step_once_and_skip_once(windows,
             env={**os.environ, **common, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"},
             stderr=subprocess.PIPE,
             text=True,
-            imports=["accelerate"],
         )
         for rank in ("0", "1")
     ]
@@ -299,7 +298,6 @@ def test_a_trainer_that_was_stopped_goes_on_with_the_same_losses(windows, tmp_pa
         capture_output=True,
         text=True,
         timeout=280,
-        imports=["transformers.trainer"],
     )
 
     assert done.returncode == 0, done.stderr

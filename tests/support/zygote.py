@@ -9,8 +9,8 @@ or run several of them at a time. `Popen` and `run` are those of `subprocess` fo
 The command is what follows `python`. The process has the arguments, directory, environment, streams
 and exit code that it was given, and waits for its threads at the end. It differs from a fresh one
 in what is imported, in the seed of hashes, and in settings that are read at start: variables of
-OpenMP and of Python. Tests of imports, memory, limits or start-up use `subprocess`. `imports` names
-more modules that the forked process has imported.
+OpenMP and of Python. Tests of imports, memory, limits or start-up use `subprocess`. Packages that
+change what penstock does, such as transformers, are not imported before the fork.
 
 Run as a program, this file is the process to fork from. It has no threads of Python, as a lock that
 another thread holds would stay locked in a fork for ever.
@@ -66,7 +66,6 @@ class Popen:
         cwd=None,
         env=None,
         start_new_session=False,
-        imports=(),
     ):
         self.args = [str(each) for each in command]
         self.returncode = None
@@ -76,7 +75,6 @@ class Popen:
             "directory": os.fspath(cwd or os.getcwd()),  # noqa: PTH109 (text, for JSON)
             "environment": dict(os.environ if env is None else env),
             "new_session": start_new_session,
-            "imports": list(imports),
         }
         self._status, theirs = socket.socketpair()
         opened = [theirs.fileno()]
@@ -251,8 +249,6 @@ def serve(requests):
         if not message:  # the tests have ended
             sys.exit()
         *streams, answers = files
-        for name in json.loads(message)["imports"]:
-            import_module(name)
         pid = os.fork()
         if pid == 0:
             requests.close()
@@ -276,7 +272,7 @@ def _answer(answers, number):
         answers.send(number.to_bytes(_STATUS_BYTES, "little"), socket.MSG_NOSIGNAL)
 
 
-def become(arguments, directory, environment, new_session, imports):
+def become(arguments, directory, environment, new_session):
     """Be the process of these arguments: run their program, as `python` does."""
     if new_session:
         os.setsid()
