@@ -1,0 +1,408 @@
+"""Races of training recipes on one GPU, each for the same time: held-out loss against seconds.
+
+    python benchmarks/race.py prepare DATA         text of this machine, a vocabulary of it, stores
+    python benchmarks/race.py speed --length 512   tokens/s of the recipe's model
+    python benchmarks/race.py run DATA --seconds 60 --seeds 0 1 --json race.json
+    python benchmarks/race.py chart race.json --svg race.svg
+
+The entries are the CS336 baseline's shape, a plain GPT-2 124M with AdamW, the recipe of an earlier
+revision, and today's `recipes/openwebtext-h100.toml`. An entry "new: NAME" is today's recipe with
+one ingredient taken out.
+
+Each run is a process of `penstock.train` with `max_minutes`, so its clock counts everything from
+the loading of the model on: compilation, validation, steps. `--warm` fills torch's compilation
+cache before that. The next process imports its packages while the one before trains, and waits for
+a lock, so that only one uses the GPU. `--before SRC` is the source directory of the earlier
+revision: git worktree add OLD REVISION, then OLD/src.
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+RECIPE = ROOT / "recipes" / "openwebtext-h100.toml"
+LENGTH, ROWS, VOCABULARY = 512, 64, 32_000
+PEAK = 989e12  # bf16 operations per second of an H100 or H200
+_NEW = tomllib.loads(RECIPE.read_text())
+_PLAIN = {"optimizer": "adamw", "warmup_steps": 100, "weight_decay": 0.1, "floor": 0.0}
+
+
+def plain(rate):
+    """GPT-2 124M as it was published, with AdamW."""
+    return {"size": "124M"}, {**_PLAIN, "learning_rate": rate}
+
+
+def new(model=None, **optimization):
+    """The recipe with some settings changed."""
+    return {**_NEW["model"], **(model or {})}, {**_NEW["optimization"], **optimization}
+
+
+# The name of each entry, its tables [model] and [optimization].
+ENTRIES = {
+    # SwiGLU of width 1,344 has as many weights as the MLP of width 2,048 here.
+    "cs336": (
+        {
+            "size": "124M",
+            "layers": 4,
+            "heads": 16,
+            "width": 512,
+            "positions": "rotary",
+            "norm": "rms",
+            "bias": False,
+            "tied": False,
+        },
+        {**_PLAIN, "learning_rate": 1e-3},
+    ),
+    "gpt2 1e-3": plain(1e-3),
+    "gpt2 2e-3": plain(2e-3),
+    "gpt2 4e-3": plain(4e-3),
+    "before": (
+        {"size": "124M", "positions": "rotary", "qk_norm": True, "activation": "relu2"},
+        dict(_NEW["optimization"]),
+    ),
+    "new": new(),
+    "new: learned positions": new({"positions": "learned"}),
+    "new: no norm of queries and keys": new({"qk_norm": False}),
+    "new: GELU": new({"activation": "gelu"}),
+    "new: 12 heads": new({"heads": 12}),
+    "new: layer norm": new({"norm": "layer"}),
+    "new: biases": new({"bias": True}),
+    "new: no zero_init": new({"zero_init": False}),
+    "new: AdamW at 2e-3": new(optimizer="adamw", learning_rate=2e-3),
+    "new: untied": new({"tied": False}),
+}
+
+
+def toml(tables):
+    """Tables of strings, numbers, booleans and lists as TOML."""
+    return "\n".join(
+        f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+        for name, table in tables.items()
+    )
+
+
+def recipe(data, entry, seed, output, **training):
+    """Write the recipe of a run and return its path."""
+    model, optimization = ENTRIES[entry]
+    tables = {
+        "data": {
+            "train": str(data / "stores/train"),
+            "val": str(data / "stores/val"),
+            "length": LENGTH,
+            "seed": seed,
+        },
+        "model": model,
+        "optimization": optimization,
+        "training": {
+            "batch_size": ROWS,
+            "precision": "bfloat16",
+            "compile": True,
+            "val_every": 75,
+            "val_rows": 512,
+            "save_every": 1_000_000,
+            "seed": seed,
+            **training,
+        },
+    }
+    path = output.with_suffix(".toml")
+    path.write_text(f"output = {json.dumps(str(output))}\n" + toml(tables))
+    return path
+
+
+def prepare(options):
+    """Write the text, train a vocabulary on a part of it, and build the stores."""
+    import corpus
+
+    import penstock as ps
+    from penstock.tokenize import train_tokenizer
+
+    data, start = options.data, time.perf_counter()
+    corpus.write(options.bytes, options.roots or corpus.ROOTS, data)
+    print(f"text: {time.perf_counter() - start:.0f} s", flush=True)
+    text, tokenizer = data / "corpus.txt", data / "tokenizer.json"
+    train_tokenizer(
+        text, tokenizer, vocab_size=VOCABULARY, max_bytes=options.vocabulary_bytes, overwrite=True
+    )
+    print(f"vocabulary: {time.perf_counter() - start:.0f} s", flush=True)
+    # By their digests, so that equal documents are on one side.
+    ps.build(text, data / "stores", tokenizer=str(tokenizer), split="hash:0.02", overwrite=True)
+    for side in ("train", "val"):
+        store = ps.TokenStore(data / "stores" / side)
+        print(f"{side}: {store.num_tokens:,} tokens", flush=True)
+    print(f"stores: {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def one(options):
+    """Train one entry as soon as no other process uses the GPU."""
+    import torch
+
+    from penstock.recipe import read_recipe
+    from penstock.train import train
+    from penstock.train.command import open_job
+
+    job = open_job(read_recipe(options.recipe, {}), lambda _: None)
+    torch.zeros(1, device=options.device)
+    with options.lock.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH if options.shared else fcntl.LOCK_EX)
+        print("started", flush=True)
+        train(job, device=options.device)
+
+
+def start(options, entry, seed, output, *, shared, **training):
+    """Start a process that trains an entry."""
+    path = recipe(options.data, entry, seed, output, **training)
+    environment = dict(os.environ, PYTHONPATH=os.environ.get("PYTHONPATH", str(ROOT / "src")))
+    if entry == "before" and options.before:
+        others = environment["PYTHONPATH"].split(os.pathsep)[1:]
+        environment["PYTHONPATH"] = os.pathsep.join([str(options.before), *others])
+    command = [sys.executable, __file__, "one", str(path), "--lock", str(options.data / "gpu.lock")]
+    command += ["--device", options.device, *(["--shared"] if shared else [])]
+    with output.with_suffix(".log").open("w") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+
+def warm(options):
+    """Compile the models of all entries, a few at a time."""
+    begun, waiting, running = time.perf_counter(), list(dict.fromkeys(options.entries)), []
+    while waiting or running:
+        running = [each for each in running if each.poll() is None]
+        while waiting and len(running) < options.together:
+            output = options.output / f"warm-{len(waiting)}"
+            shutil.rmtree(output, ignore_errors=True)
+            running.append(start(options, waiting.pop(0), 0, output, shared=True, steps=2))
+        time.sleep(0.1)
+    print(f"compiled: {time.perf_counter() - begun:.0f} s", flush=True)
+
+
+def run(options):
+    """Run all entries with all seeds, and print the results."""
+    options.output.mkdir(parents=True, exist_ok=True)
+    if options.warm:
+        warm(options)
+    runs = [(entry, seed) for seed in options.seeds for entry in options.entries]
+    found = json.loads(options.json.read_text()) if options.json.exists() else []
+    processes = []
+    for number, (entry, seed) in enumerate(runs):
+        if number:  # the process before this one has the lock
+            log = processes[-1][2].with_suffix(".log")
+            while "started" not in log.read_text() and processes[-1][3].poll() is None:
+                time.sleep(0.05)
+        # At most two: one that trains, and one that waits for it.
+        if number > 1:
+            found += [finished(*processes[number - 2], options)]
+            options.json.write_text(json.dumps(found))
+        output = options.output / f"{number:02d}"
+        shutil.rmtree(output, ignore_errors=True)
+        minutes = options.seconds / 60
+        process = start(options, entry, seed, output, shared=False, max_minutes=minutes)
+        processes.append((entry, seed, output, process))
+    for each in processes[max(0, len(processes) - 2) :]:
+        found += [finished(*each, options)]
+        options.json.write_text(json.dumps(found))
+    table(found)
+
+
+def finished(entry, seed, output, process, options):
+    """Wait for a run and return its losses."""
+    process.wait()
+    path = output / "metrics.jsonl"
+    if process.returncode or not path.exists():
+        print(f"{entry}, seed {seed}: failed", output.with_suffix(".log").read_text()[-800:])
+        return {"entry": entry, "seed": seed, "seconds": options.seconds, "points": []}
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    points = [(each["seconds"], each["val_loss"]) for each in lines if each["kind"] == "val"]
+    steps = [each for each in lines if each["kind"] == "step"]
+    speed = statistics.median(each["tokens_per_second"] for each in steps[20:] or steps)
+    shutil.rmtree(output)
+    result = {
+        "entry": entry,
+        "seed": seed,
+        "seconds": options.seconds,
+        "steps": steps[-1]["step"],
+        "tokens": steps[-1]["tokens"],
+        "tokens_per_second": speed,
+        "points": points,
+    }
+    print(f"{entry}, seed {seed}: {points[-1][1]:.4f} after {points[-1][0]:.0f} s", flush=True)
+    return result
+
+
+def reached(points, loss):
+    """When a run first had a loss, interpolated between two validations; None if never."""
+    for (before, high), (after, low) in zip(points, points[1:], strict=False):
+        if low <= loss < high:
+            return before + (after - before) * (high - loss) / (high - low)
+    return None
+
+
+def table(found):
+    """Print the final losses, and when each entry reached those of "gpt2 …" and "before"."""
+    found = [each for each in found if each["points"]]
+    longest = max(each["seconds"] for each in found)
+    finals = {}
+    for each in found:
+        finals.setdefault((each["entry"], each["seconds"]), []).append(each)
+    for (entry, seconds), runs in finals.items():
+        losses = [each["points"][-1][1] for each in runs]
+        print(
+            f"{entry:<34} {seconds:>3.0f} s  loss {statistics.mean(losses):.4f} "
+            f"({', '.join(f'{each:.4f}' for each in losses)}), "
+            f"{runs[0]['steps']:,} steps, {runs[0]['tokens_per_second']:,.0f} tokens/s"
+        )
+    news = [each for each in found if each["entry"] == "new" and each["seconds"] == longest]
+    for entry, seconds in finals:
+        if entry.startswith(("gpt2", "before", "cs336")) and seconds == longest and news:
+            runs = finals[entry, seconds]
+            goal = statistics.mean(each["points"][-1][1] for each in runs)
+            times = [reached(each["points"], goal) for each in news]
+            shares = [f"{each / seconds:.2f}" if each else "never" for each in times]
+            print(f'"new" has the final loss of "{entry}" after {", ".join(shares)} of its time')
+
+
+def chart(options):
+    """Draw the curves of the longest runs."""
+    from penstock.charts import LINE, draw, series
+
+    found = [each for each in json.loads(options.json.read_text()) if each["points"]]
+    longest = max(each["seconds"] for each in found)
+    found = [each for each in found if each["seconds"] == longest and each["entry"][:4] != "new:"]
+    names = list(dict.fromkeys(each["entry"] for each in found))
+
+    def paint(axes):
+        for each in found:
+            number = names.index(each["entry"])
+            label = each["entry"] if each["seed"] == found[0]["seed"] else None
+            seconds, losses = zip(*each["points"], strict=True)
+            axes[0].plot(seconds, losses, color=series(number), lw=1.4, label=label)
+        axes[0].grid(axis="y", color=LINE, lw=0.6)
+        axes[0].set(xlabel="seconds", ylabel="held-out loss", ylim=(options.low, options.high))
+        axes[0].legend(loc="upper right")
+
+    title = f"{longest:.0f} seconds each, {len({each['seed'] for each in found})} seeds"
+    options.svg.write_text(draw(paint, size=(720, 400), title=title, in_file=True))
+
+
+def speed(options):
+    """Tokens per second of the recipe's model: with the optimizer, and without."""
+    import torch
+
+    from penstock.train import Learner, OptimizationConfig, TrainingConfig, TrainingJob, World
+    from penstock.train.config import model_config
+
+    torch.set_float32_matmul_precision("high")
+    if options.autotune:
+        torch._inductor.config.max_autotune = True
+    if options.cudnn:
+        torch.backends.cuda.enable_flash_sdp(False)
+    tables = {**_NEW["model"]} if options.entry == "new" else dict(ENTRIES[options.entry][0])
+    size = tables.pop("size")
+    model = model_config(size, length=options.length, vocab_size=options.vocabulary, **tables)
+    settings = {**ENTRIES[options.entry][1]}
+    job = TrainingJob(
+        plan=None,
+        val=None,
+        model=model,
+        training=TrainingConfig(steps=1, batch_size=1, precision="bfloat16", compile=True),
+        optimization=OptimizationConfig(**settings),
+        output=Path("unused"),
+    )
+    learner = Learner(job, World(0, 1, torch.device(options.device)))
+    learner.start()
+    shape = (options.rows, options.length)
+    tokens = torch.randint(options.vocabulary, shape, device=options.device)
+    parts = [[tokens, tokens, None, None]] * options.micro
+
+    def step(optimize):
+        learner.compute_gradients(parts, torch.tensor(tokens.numel() * options.micro))
+        if optimize:
+            learner.optimizers.step(0.1)
+        learner.optimizers.zero_grad()
+
+    for each in (True, True, False):
+        step(each)
+    speeds = {True: [], False: []}
+    with options.lock.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for _ in range(options.repetitions):
+            for optimize, times in speeds.items():
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                for _ in range(options.steps):
+                    step(optimize)
+                torch.cuda.synchronize()
+                total = tokens.numel() * options.micro * options.steps
+                times.append(total / (time.perf_counter() - start))
+    for optimize, times in speeds.items():
+        middle = statistics.median(times)
+        what = "with the optimizer" if optimize else "without the optimizer"
+        print(
+            f"{options.entry}, {options.rows} x {options.length}, {options.vocabulary:,} ids"
+            f"{', autotune' if options.autotune else ''}{', cuDNN' if options.cudnn else ''}, "
+            f"{what}: {middle:,.0f} tokens/s ({min(times):,.0f} to {max(times):,.0f}), "
+            f"{model.flops_per_token * middle / PEAK:.1%} of peak",
+            flush=True,
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--device", default="cuda")
+    commands = parser.add_subparsers(required=True)
+    add = commands.add_parser("prepare")
+    add.set_defaults(action=prepare)
+    add.add_argument("data", type=Path)
+    add.add_argument("--bytes", type=int, default=600_000_000)
+    add.add_argument("--vocabulary-bytes", type=int, default=100_000_000)
+    add.add_argument("--roots", nargs="+")
+    add = commands.add_parser("one")
+    add.set_defaults(action=one)
+    add.add_argument("recipe")
+    add.add_argument("--lock", type=Path, required=True)
+    add.add_argument("--shared", action="store_true")
+    add.add_argument("--device", default="cuda")
+    add = commands.add_parser("run")
+    add.set_defaults(action=run)
+    add.add_argument("data", type=Path)
+    add.add_argument("--entries", nargs="+", default=["cs336", "gpt2 2e-3", "before", "new"])
+    add.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    add.add_argument("--seconds", type=float, default=60)
+    add.add_argument("--before", type=Path)
+    add.add_argument("--warm", action="store_true")
+    add.add_argument("--together", type=int, default=5, help="models to compile at a time")
+    add.add_argument("--output", type=Path, default=Path("runs/race"))
+    add.add_argument("--json", type=Path, required=True)
+    add.add_argument("--device", default="cuda")
+    add = commands.add_parser("chart")
+    add.set_defaults(action=chart)
+    add.add_argument("json", type=Path)
+    add.add_argument("--svg", type=Path, required=True)
+    add.add_argument("--low", type=float)
+    add.add_argument("--high", type=float)
+    add = commands.add_parser("speed")
+    add.set_defaults(action=speed)
+    add.add_argument("--entry", choices=list(ENTRIES), default="new")
+    add.add_argument("--length", type=int, default=1024)
+    add.add_argument("--rows", type=int, default=64)
+    add.add_argument("--micro", type=int, default=2, help="micro-batches of a step")
+    add.add_argument("--vocabulary", type=int, default=50_257)
+    add.add_argument("--steps", type=int, default=8)
+    add.add_argument("--repetitions", type=int, default=5)
+    add.add_argument("--autotune", action="store_true")
+    add.add_argument("--cudnn", action="store_true")
+    add.add_argument("--lock", type=Path, default=Path("/tmp/race-speed.lock"))
+    add.add_argument("--device", default="cuda")
+    options = parser.parse_args()
+    options.action(options)
+
+
+if __name__ == "__main__":
+    main()
