@@ -18,6 +18,7 @@ revision: git worktree add OLD REVISION, then OLD/src.
 
 import argparse
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -238,7 +239,7 @@ def finished(entry, seed, output, process, options):
 
 def reached(points, loss):
     """When a run first had a loss, interpolated between two validations; None if never."""
-    for (before, high), (after, low) in zip(points, points[1:], strict=False):
+    for (before, high), (after, low) in itertools.pairwise(points):
         if low <= loss < high:
             return before + (after - before) * (high - loss) / (high - low)
     return None
