@@ -14,42 +14,39 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from penstock import __version__
-from penstock.cli.amend import amend_command
-from penstock.cli.bench import bench_command
-from penstock.cli.build import build_command
-from penstock.cli.check import check_command
-from penstock.cli.copy import copy_command
-from penstock.cli.decode import decode_command
-from penstock.cli.demo import demo_command
-from penstock.cli.diff import diff_command
-from penstock.cli.export import export_command
-from penstock.cli.fetch import fetch_command
-from penstock.cli.import_ import import_command
-from penstock.cli.info import info_command
-from penstock.cli.inspect import inspect_command
-from penstock.cli.merge import merge_command
-from penstock.cli.plan import plan_command
-from penstock.cli.repair import repair_command
-from penstock.cli.report import report_command
-from penstock.cli.seen import seen_command
-from penstock.cli.serve import serve_command
 from penstock.cli.terminal import message_of, notes_of, print_error
-from penstock.cli.tokenizer import app as tokenizer_app
-from penstock.cli.train import train_command
-from penstock.cli.verify import verify_command
-from penstock.cli.when import when_command
+from penstock.cli.values import with_usual_values
 from penstock.errors import PenstockError
+
+# The commands in the order of `penstock --help`: building and inspecting stores, training,
+# inspecting runs. The command NAME is the function NAME_command in cli/NAME.py.
+COMMANDS = [
+    *("build", "info", "verify", "repair", "merge", "copy", "import", "export", "decode"),
+    *("bench", "fetch", "check", "plan", "train"),
+    *("inspect", "when", "seen", "diff", "amend", "report", "serve", "demo"),
+]
+GROUPS = ["tokenizer"]
+"""Commands that have commands: the `app` in cli/NAME.py."""
 
 # As in a shell: 128 + 2, the number of SIGINT.
 _INTERRUPTED = 130
+
+
+class Command(TyperCommand):
+    """A command that converts the usual values of its parameters quickly."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters of this command."""
+        return with_usual_values(self, super().get_params(ctx))
 
 
 class Commands(TyperGroup):
@@ -72,6 +69,10 @@ class Commands(TyperGroup):
                 raise
             print_error("UsageError", error.format_message(), as_json=True)
             sys.exit(2)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters of `penstock` itself."""
+        return with_usual_values(self, super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was named."""
@@ -105,52 +106,13 @@ def _print_interrupt(error: KeyboardInterrupt, *, as_json: bool = False) -> None
     print_error("Interrupted", message, as_json=as_json)
 
 
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # half as many lines, and brackets are not read as markup
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Start with: penstock demo",
-)
-# In the order of `penstock --help`: building and inspecting stores, training, inspecting runs.
-for _command in (
-    build_command,
-    info_command,
-    verify_command,
-    repair_command,
-    merge_command,
-    copy_command,
-    import_command,
-    export_command,
-    decode_command,
-    bench_command,
-    fetch_command,
-    check_command,
-    plan_command,
-    train_command,
-    inspect_command,
-    when_command,
-    seen_command,
-    diff_command,
-    amend_command,
-    report_command,
-    serve_command,
-    demo_command,
-):
-    # The name of a command is that of its function: build_command is `penstock build`.
-    app.command(_command.__name__.removesuffix("_command"))(_command)
-app.add_typer(tokenizer_app, name="tokenizer")
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
         sys.stdout.write(f"penstock {__version__}\n")
         raise typer.Exit
 
 
-@app.callback()
-def penstock(
+def _penstock(
     version: Annotated[
         bool,
         typer.Option(
@@ -161,11 +123,53 @@ def penstock(
     """Raw text to training batches for language models."""
 
 
+def make_app(names: Sequence[str] = (*COMMANDS, *GROUPS)) -> typer.Typer:
+    """The command line with these commands. Only their modules are imported."""
+    made = typer.Typer(
+        cls=Commands,
+        callback=_penstock,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # half as many lines, and brackets are not read as markup
+        context_settings={"help_option_names": ["-h", "--help"]},
+        epilog="Start with: penstock demo",
+    )
+    for name in names:
+        # `import` is a keyword, so its module has another name.
+        module = import_module(f"penstock.cli.{'import_' if name == 'import' else name}")
+        if name in GROUPS:
+            made.add_typer(module.app, name=name)
+        else:
+            made.command(name, cls=Command)(vars(module)[f"{name}_command"])
+    return made
+
+
+if TYPE_CHECKING:
+    app: typer.Typer
+    """The command line with all commands, made when it is first used."""
+
+
+def __getattr__(name: str) -> typer.Typer:
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    made = globals()["app"] = make_app()
+    return made
+
+
+def _app_of(arguments: Sequence[str]) -> typer.Typer:
+    """The command line for these arguments: if the first one is a command, that command alone.
+
+    Importing all commands takes a tenth of the time of a short command.
+    """
+    first = arguments[:1]
+    return make_app(first if set(first) & {*COMMANDS, *GROUPS} else (*COMMANDS, *GROUPS))
+
+
 def run() -> NoReturn:
     """Run the command line of this process and end it."""
     sys.stdout, sys.stderr = _writable(sys.stdout), _writable(sys.stderr)
     try:
-        app(prog_name="penstock")
+        _app_of(sys.argv[1:])(prog_name="penstock")
         code: object = 0
     # Typer ends every command with SystemExit, also after success.
     except SystemExit as leaving:

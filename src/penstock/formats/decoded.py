@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 
 from penstock.digest import digest_json
 from penstock.errors import StoreError
@@ -51,6 +50,9 @@ def cached(name: str, pieces: Callable[[Path], Iterable[Any]]) -> Path:
     path = cache_directory() / "tokens" / name
     if path.exists():
         return path
+    # Imported here: stores need no decoded copies.
+    from filelock import FileLock
+
     try:
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         make_directory(path.parent)

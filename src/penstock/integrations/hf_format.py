@@ -26,7 +26,7 @@ from penstock.rows.protocol import Fields, Integers, WrappedRows
 from penstock.rows.tokens import Stream
 from penstock.rows.windows import Windows
 from penstock.tokenize.definition import find_definition
-from penstock.tokenize.supported import byte_alphabet
+from penstock.tokenize.gpt2 import byte_alphabet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

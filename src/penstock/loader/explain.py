@@ -17,11 +17,12 @@ from penstock.loader.run import AnyPlan
 from penstock.order.steps import PADDING
 from penstock.rows.origins import RowOrigin
 from penstock.rows.protocol import Array, Integers, Rows, token_spans
-from penstock.store.reader import TokenStore, tokenizer_of
+from penstock.store.decoder import decoder_of
+from penstock.store.reader import TokenStore
 from penstock.streaming.plan import StreamedPlan
 
 if TYPE_CHECKING:
-    from penstock.tokenize.tokenizer import Tokenizer
+    from penstock.tokenize.gpt2 import Decoder
 
 _SHOWN_CHARACTERS = 200
 _SHOWN_DOCUMENTS = 5
@@ -126,18 +127,18 @@ class RowTokenizers:
 
     def __init__(self, plan: AnyPlan, given: object = None) -> None:
         self._plan, self._given = plan, given
-        self._found: dict[str, Tokenizer | None] = {}
+        self._found: dict[str, Decoder | None] = {}
 
-    def of(self, name: str) -> "Tokenizer | None":
+    def of(self, name: str) -> "Decoder | None":
         """Return the tokenizer of a source; None if it is of a bare token file."""
         if name not in self._found:  # to load one may take a second
             self._found[name] = self._load(self._plan.sources[name])
         return self._found[name]
 
-    def _load(self, rows: Rows) -> "Tokenizer | None":
+    def _load(self, rows: Rows) -> "Decoder | None":
         for member in rows.stream.members if rows.stream is not None else ():
             if isinstance(member, TokenStore):
-                return tokenizer_of(member.manifest, self._given)
+                return decoder_of(member.manifest, self._given)
         if self._given is None:
             return None
         from penstock.tokenize.tokenizer import load_tokenizer  # it imports Arrow and the engines

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from penstock.store.reader import TokenStore, tokenizer_of
+from penstock.store.decoder import decoder_of
+from penstock.store.reader import TokenStore
 
 if TYPE_CHECKING:
     from penstock.rows.tokens import Stream
@@ -34,7 +35,7 @@ class RowOrigin(NamedTuple):
     def text(self, tokenizer: object = None) -> str:
         """Return the text of the span; see `TokenStore.decode`."""
         tokens = self.store.document(self.document)[slice(*self.span)]
-        return tokenizer_of(self.store.manifest, tokenizer).decode(tokens)
+        return decoder_of(self.store.manifest, tokenizer).decode(tokens)
 
     def __str__(self) -> str:
         start, stop = self.span

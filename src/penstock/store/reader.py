@@ -49,12 +49,13 @@ def tokenizer_of(manifest: Manifest, tokenizer: object = None) -> "Tokenizer":
         MissingTokenizerError: `tokenizer` is None, and this user has no such tokenizer.
         StoreError: `tokenizer` is not the tokenizer of the store.
     """
-    from penstock.tokenize.known import known_tokenizer
-    from penstock.tokenize.tokenizer import load_tokenizer
-
     recorded = manifest.contents["tokenizer"]
     if tokenizer is None:
+        from penstock.tokenize.known import known_tokenizer
+
         return known_tokenizer(recorded)
+    from penstock.tokenize.tokenizer import load_tokenizer
+
     found = load_tokenizer(tokenizer, add_tokens=tuple(recorded.get("added_tokens", ())))
     digest = recorded["digest"]
     if not digest and not recorded["canary"]:  # imported without a tokenizer

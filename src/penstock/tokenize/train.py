@@ -27,8 +27,8 @@ from penstock.paths import expand_user
 from penstock.sources.listing import list_files
 from penstock.sources.settings import ReadSettings, num_cores
 from penstock.tokenize.corpus import Corpus
+from penstock.tokenize.gpt2 import byte_alphabet
 from penstock.tokenize.merges import learn_merges
-from penstock.tokenize.supported import byte_alphabet
 
 _NUM_BYTES = 256
 # A pair that occurs only once in the whole text says nothing about the language.
