@@ -261,7 +261,7 @@ class BatchSource:
 
     def finish(self, batch: Tensors) -> LabelBatch:
         """Convert a batch of the loader to the user's format; join its rows into one if `flat`."""
-        made = self.to_batch(batch)
+        made = self.to_batch(dict(batch))
         return cast("LabelBatch", one_row(made) if self.flat else made)
 
 

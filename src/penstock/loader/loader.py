@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from functools import cached_property, partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, cast, overload
 
 import torch
 
@@ -17,6 +17,7 @@ from penstock.errors import PlanError, ResumeError
 from penstock.loader import batch_format as formats
 from penstock.loader.arguments import LoaderOptions, ShuffleMode, batch_sizes, place_of, plan_of
 from penstock.loader.batch import DeviceCopy, Made, Maker, made_blocks
+from penstock.loader.batch_dict import shown
 from penstock.loader.batch_format import BatchFormat
 from penstock.loader.mesh import AnyMesh
 from penstock.loader.packed import check_packed_rows
@@ -197,8 +198,7 @@ class Loader(Generic[Batch]):
 
     def __getitem__(self, step: int) -> Batch:
         """Return the batch of any step, without changing the position."""
-        batch: Batch = self.make(self.run.checked_step(step)).batch
-        return batch
+        return cast("Batch", shown(self.make(self.run.checked_step(step)).batch))
 
     def make(self, step: int) -> Made:
         """Return the batch of a step with its fingerprint and the position after it."""
@@ -269,7 +269,7 @@ class Loader(Generic[Batch]):
                     self._advance(each)
                     if number == 0 and reader is not None:
                         reader.taken()
-                    yield each.batch
+                    yield shown(each.batch)
                     self._check_iterator(iterator)
             self.run.end_pass()
         finally:
