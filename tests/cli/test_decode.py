@@ -53,6 +53,46 @@ def test_json_has_text_and_origin(run_json, store, corpus):
     }
 
 
+@pytest.fixture
+def chats(invoke, tmp_path):
+    turns = [
+        {"role": "user", "content": "What is 1 + 1?"},
+        {"role": "assistant", "content": "It is 2,\nof course."},
+    ]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    tokenizer = ps.load_tokenizer("gpt2", add_tokens=["<|im_start|>", "<|im_end|>"])
+    return ps.build("chats.jsonl", "chats", tokenizer=tokenizer, chat="chatml")
+
+
+def test_the_mask_shows_what_is_trained_on_in_a_conversation(invoke, chats):
+    lines = invoke("decode", "chats", "-d", 0, "--mask").stdout.splitlines()
+
+    assert lines[2] == "+ trained on, - only read"
+    assert "  - What is 1 + 1?<|im_end|>" in lines
+    assert "  + It is 2," in lines
+    assert "  + of course.<|im_end|>" in lines
+    assert all(line[:4] in ("  + ", "  - ") for line in lines[3:])
+
+
+def test_the_pieces_of_the_mask_are_the_whole_document(run_json, chats):
+    (found,) = run_json("decode", "chats", "-d", 0, "--mask", "--json")["documents"]
+
+    assert "pieces" not in run_json("decode", "chats", "-d", 0, "--json")["documents"][0]
+    text = "".join(each["text"] for each in found["pieces"])
+    assert text.startswith(found["text"])
+    trained = [each["text"] for each in found["pieces"] if each["trained"]]
+    assert trained == ["It is 2,\nof course.<|im_end|>"]
+
+
+def test_without_a_mask_in_the_store_everything_is_trained_on(invoke, store):
+    lines = invoke("decode", "store", "-d", 1, "--mask").stdout.splitlines()
+
+    assert lines[3].startswith("  + that is the question.")
+    assert not any(line.startswith("  - ") for line in lines)
+    error = invoke("decode", "store", "-d", 1, "--mask", "--raw", code=2).stderr
+    assert "--raw and --mask cannot be combined" in error
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

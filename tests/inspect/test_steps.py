@@ -188,4 +188,5 @@ def test_notebooks_show_text_with_the_mask_and_nothing_unescaped(tmp_path):
         assert "<script" not in each
         assert "<b>" not in each
     assert "script&gt;alert(" in explained
-    assert '<del style="opacity: 0.6">&lt;</del>script&gt;' in html
+    only_read = "opacity: 0.6; text-decoration: underline dotted"
+    assert f'<span style="{only_read}">&lt;</span>script&gt;' in html

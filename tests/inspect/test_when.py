@@ -8,7 +8,7 @@ import pytest
 import penstock as ps
 from penstock.errors import PlanError, StoreError
 from penstock.inspect import RunSteps, find_documents, find_text, seen, when
-from penstock.inspect.documents import document_span, find_texts
+from penstock.inspect.documents import document_span, find_numbered, find_texts
 from penstock.order.steps import Steps
 from penstock.sources.slices import cut
 
@@ -45,6 +45,7 @@ def check_when(plan, steps, end):
                     if each.document == document and each.store == str(store.path)
                 ]
                 assert found.span == document_span(rows, member, store, document)
+                assert found in find_numbered(plan, document, name)
                 sightings = when(plan, steps, found, end)
                 pieces = [document]
                 while not store.edges(pieces[-1])[1]:
@@ -97,6 +98,18 @@ def test_when_equals_a_search_in_many_amended_runs(amended_run, figure):
         plan, _, steps, *_ = amended_run(seed, 10**6)
         found += check_when(plan, steps, min(plan.end, 3 * sum(plan.sizes)))
     figure(f"200 amended runs of three epochs, {found:,} documents: all steps found")
+
+
+def test_a_document_is_found_by_its_number_also_by_that_of_a_later_piece(stores):
+    plan = ps.Plan({name: ps.Windows(store, LENGTH) for name, store in stores.items()})
+    whole = stores["whole"]
+    last = len(whole) - 1
+
+    assert not whole.edges(last)[0]
+    assert [each.document for each in find_numbered(plan, last, "whole")] == [0]
+    assert [each.source for each in find_numbered(plan, 0)] == ["lines", "whole", "chats"]
+    with pytest.raises(StoreError, match=r"No store of this run has a document 1,000: .* has 100;"):
+        find_numbered(plan, 1_000)
 
 
 def test_when_counts_the_tokens_of_a_document_in_each_row(stores):

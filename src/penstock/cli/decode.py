@@ -1,12 +1,14 @@
 """`penstock decode`: documents of a store as text."""
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli import options
+from penstock.cli.marks import LEGEND, print_marked
 from penstock.cli.options import option, path_option
 from penstock.cli.terminal import console, print_json, visible, write
 from penstock.cli.token_files import (
@@ -44,6 +46,9 @@ def decode_command(
     dtype: TokenDtype = None,
     column: TokenColumn = None,
     vocab_size: VocabSize = None,
+    mask: Annotated[
+        bool, option("Mark the text that is trained on with +, other text with -.", None, "--mask")
+    ] = False,
     raw: Annotated[bool, option("Write the documents' exact bytes.", None, "--raw")] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -55,17 +60,24 @@ def decode_command(
     A store records its inputs below their common directory. --inputs DIR names that directory on
     this machine: paths are then shown in full.
 
+    With --mask, lines that begin with + are trained on, and lines that begin with - are only read,
+    such as the questions in conversations. End tokens are shown too.
+
     Documents of token files of other tools are shown too, with --tokenizer.
+
+    penstock decode stores/chats --document 0 --mask
     """
     from penstock.store.reader import TokenStore
     from penstock.tokenize.tokenizer import load_tokenizer
 
     if raw and as_json:
         raise typer.BadParameter("--raw and --json cannot be combined: leave one of them out.")
+    if raw and mask:
+        raise typer.BadParameter("--raw and --mask cannot be combined: leave one of them out.")
     given = TokenOptions(format, dtype, vocab_size, tokenizer, column)
     if (files := open_files(store, given)) is not None:
-        if raw or inputs is not None:
-            raise typer.BadParameter("--raw and --inputs are for stores; leave them out.")
+        if raw or mask or inputs is not None:
+            raise typer.BadParameter("--raw, --mask and --inputs are for stores; leave them out.")
         decode_files(files, document, count, as_json=as_json)
         return
     opened = TokenStore(store)
@@ -78,12 +90,13 @@ def decode_command(
             sys.stdout.buffer.write(opened.decode_bytes(number, loaded))
         sys.stdout.buffer.flush()
     elif as_json:
-        print_json({"documents": [_to_json(opened, number, loaded, inputs) for number in numbers]})
+        found = [_to_json(opened, number, loaded, inputs, mask=mask) for number in numbers]
+        print_json({"documents": found})
     else:
         for number in numbers:
             if number > numbers.start:
                 write("")
-            show_document(opened, number, loaded, inputs=inputs)
+            show_document(opened, number, loaded, inputs=inputs, mask=mask)
 
 
 def _numbers(store: "TokenStore", document: int, count: int) -> range:
@@ -119,15 +132,43 @@ def _located(file: str, inputs: Path | None) -> str:
 
 
 def _to_json(
-    store: "TokenStore", number: int, tokenizer: "Tokenizer | None", inputs: Path | None
+    store: "TokenStore",
+    number: int,
+    tokenizer: "Tokenizer | None",
+    inputs: Path | None,
+    *,
+    mask: bool,
 ) -> dict[str, object]:
     text, num_tokens = store.decode(number, tokenizer), len(store.document(number))
     # False if the document continues in the piece before or after this one.
     begins, ends = store.edges(number)
-    values = {"num_tokens": num_tokens, "text": text, "begins": begins, "ends": ends}
+    values: dict[str, object] = {
+        "num_tokens": num_tokens,
+        "text": text,
+        "begins": begins,
+        "ends": ends,
+    }
+    if mask:
+        pieces = _pieces(store, number, tokenizer)
+        values["pieces"] = [{"trained": trained, "text": piece} for piece, trained in pieces]
     origin = store.origin(number)
     place = {"file": _located(origin.file, inputs), "offset": origin.offset}
     return {"document": number, **place, **values}
+
+
+def _pieces(
+    store: "TokenStore", number: int, tokenizer: "Tokenizer | None"
+) -> list[tuple[str, bool]]:
+    """The text of a document, cut where it begins or ceases to be trained on."""
+    import numpy as np
+
+    from penstock.store.decoder import decoder_of, document_loss
+
+    tokens, loss = store.document(number), document_loss(store, number)
+    decoder = decoder_of(store.manifest, tokenizer)
+    changes = (np.flatnonzero(np.diff(loss)) + 1).tolist()
+    edges = pairwise([0, *changes, len(tokens)])
+    return [(decoder.decode(tokens[a:b]), bool(loss[a])) for a, b in edges if a < b]
 
 
 def show_document(
@@ -137,6 +178,7 @@ def show_document(
     *,
     num_lines: int | None = None,
     inputs: Path | None = None,
+    mask: bool = False,
 ) -> None:
     """Print one document, and above it the file that it came from.
 
@@ -146,15 +188,21 @@ def show_document(
         tokenizer: The tokenizer of the store, if it was not loaded on this machine before.
         num_lines: The number of lines to print; all by default.
         inputs: The directory of the inputs of the store.
+        mask: Mark the text that is trained on.
     """
     origin = store.origin(number)
     tokens = number_of(len(store.document(number)), "token")
     piece = "" if all(store.edges(number)) else ", a piece of a longer document"
-    lines = store.decode(number, tokenizer).split("\n")
     out = console()
     out.print(f"document {number:,} of {len(store):,}, {tokens}{piece}", style="bold")
     file = visible(_located(origin.file, inputs), lines=False)
     out.print(f"from {file}, offset {origin.offset:,}", style="dim", soft_wrap=True)
+    if mask:
+        write(LEGEND)
+        for text, trained in _pieces(store, number, tokenizer):
+            print_marked(out, text, trained=trained)
+        return
+    lines = store.decode(number, tokenizer).split("\n")
     write("\n".join(lines[:num_lines]))
     if num_lines is not None and num_lines < len(lines):
         write(f"… and {number_of(len(lines) - num_lines, 'line')} more")

@@ -1,11 +1,11 @@
 """`penstock inspect`: the rows of a step, as text or token by token."""
 
-import textwrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli import options
+from penstock.cli.marks import LEGEND, MARKS, print_marked
 from penstock.cli.options import argument, option
 from penstock.cli.terminal import aligned, console, print_json, visible, write
 from penstock.cli.train import Settings
@@ -16,15 +16,14 @@ if TYPE_CHECKING:
 
     from penstock.inspect import InspectedStep, OpenedRun
     from penstock.inspect.steps import Segment, StepRow
-    from penstock.tokenize.tokenizer import Tokenizer
+    from penstock.tokenize.gpt2 import Decoder
 
 Run = Annotated[str, argument("A recipe (.toml), or the directory of a run.", "RECIPE|RUN")]
 TokenizerName = Annotated[
     str | None, option("The tokenizer of the stores, if penstock does not find it.", "NAME")
 ]
 _SHOWN_CHARACTERS = 600
-_LEAST_WIDTH = 20
-_MARKS = {True: ("+ ", "green"), False: ("- ", "dim")}
+_SHOWN_IDS = 100
 
 
 def opened(source: str, settings: list[str] | None, *, as_json: bool) -> "OpenedRun":
@@ -100,7 +99,7 @@ def inspect_command(
         write(f"\n… and {more}; --rows {total} shows all")
 
 
-def _tokenizer(run: "OpenedRun", row: "StepRow", name: str | None) -> "Tokenizer | str":
+def _tokenizer(run: "OpenedRun", row: "StepRow", name: str | None) -> "Decoder | str":
     """The tokenizer of a row; "" if it is not known, which means that ids are shown alone."""
     from penstock.errors import MissingTokenizerError
     from penstock.loader.explain import RowTokenizers
@@ -149,7 +148,7 @@ def _show_heading(out: "Console", run: "OpenedRun", found: "InspectedStep") -> N
         write(f"loss {loss}, gradient norm {norm}")
     elif run.record is not None:
         write("the run has not logged a loss for this step")
-    write("+ trained on, - only read")
+    write(LEGEND)
 
 
 def _number(value: object) -> str:
@@ -170,9 +169,7 @@ def _show_around(run: "OpenedRun", step: int, steps: int) -> None:
         write(line)
 
 
-def _show_row(
-    out: "Console", row: "StepRow", *, full: bool, known: "Tokenizer | str | None"
-) -> None:
+def _show_row(out: "Console", row: "StepRow", *, full: bool, known: "Decoder | str | None") -> None:
     """Print one row: where it is, and its documents with their text or tokens."""
     where = f"row {row.number}, position {row.position:,}: row {row.sample:,} of {row.source}"
     counts = f"{row.num_trained:,} of {number_of(len(row.tokens), 'token')} trained on"
@@ -186,9 +183,11 @@ def _show_row(
         if known is not None:
             _show_tokens(segment, known)
         elif segment.text is None:
-            write(f"  {_MARKS[segment.trained][0]}ids {' '.join(map(str, segment.tokens))}")
+            ids = " ".join(map(str, segment.tokens[: None if full else _SHOWN_IDS]))
+            more = " …" * (not full and len(segment.tokens) > _SHOWN_IDS)
+            write(f"  {MARKS[segment.trained]}ids {ids}{more}")
         elif left > 0:
-            _show_text(out, segment, left)
+            print_marked(out, segment.text[:left], trained=segment.trained)
             left -= len(segment.text)
     if known is None and left < 0:
         write("  … shortened; --full shows all text")
@@ -204,25 +203,9 @@ def _document_line(row: "StepRow", number: int) -> str:
     return visible(f"│ {place}, document {each.document:,} of {each.store}, {tokens}", lines=False)
 
 
-def _show_text(out: "Console", segment: "Segment", most: int) -> None:
-    """Print the text of a segment; each line has the mark of the segment, also without colour."""
-    from rich.text import Text
-
-    mark, style = _MARKS[segment.trained]
-    width = max(_LEAST_WIDTH, out.width - len(mark) - 3)
-    text = visible((segment.text or "")[:most])
-    for line in text.split("\n"):
-        # Long lines are folded here, so that every line on the screen has its mark. Spaces are
-        # part of the text and are not removed.
-        for piece in textwrap.wrap(
-            line, width, drop_whitespace=False, replace_whitespace=False, break_on_hyphens=False
-        ) or [""]:
-            out.print(Text(f"  {mark}{piece}", style=style), soft_wrap=True)
-
-
-def _show_tokens(segment: "Segment", known: "Tokenizer | str") -> None:
+def _show_tokens(segment: "Segment", known: "Decoder | str") -> None:
     """Print a line for each token: its column, its id, whether it is a target, and its text."""
-    mark = _MARKS[segment.trained][0]
+    mark = MARKS[segment.trained]
     for offset, token in enumerate(segment.tokens):
         text = "" if isinstance(known, str) else repr(known.decode([token]))
         write(f"  {segment.column + offset:6,} {token:8} {mark}{visible(text, lines=False)}")

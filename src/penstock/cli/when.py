@@ -25,8 +25,9 @@ def when_command(
     document: Annotated[
         str | None,
         option(
-            "A document: its input file, and its record as penstock inspect shows it.",
-            "FILE:RECORD",
+            "A document: its input file and record, or its number in the store, as penstock "
+            "inspect shows them.",
+            "FILE:RECORD|NUMBER",
             "--document",
             "-d",
         ),
@@ -45,10 +46,14 @@ def when_command(
 
     penstock when runs/mine --document web.jsonl:90210
 
+    penstock when runs/mine --document 4711 --source web
+
     penstock when recipe.toml --text "so much depends"
     """
     if (document is None) == (text is None):
-        raise typer.BadParameter("give either --document FILE:RECORD or --text STRING.")
+        raise typer.BadParameter(
+            "give either --document FILE:RECORD, --document NUMBER or --text STRING."
+        )
     found = opened(run, settings, as_json=as_json)
     name = tokenizer or found.tokenizer
     if document is not None:
@@ -64,7 +69,11 @@ def when_command(
 
 def _documents(run: "OpenedRun", document: str, source: str | None) -> "list[FoundDocument]":
     from penstock.inspect import find_documents
+    from penstock.inspect.documents import find_numbered
 
+    number = document.replace(",", "").replace("_", "")  # as penstock prints numbers
+    if number.isdecimal() and number.isascii():
+        return find_numbered(run.plan, int(number), source)
     return find_documents(run.plan, *file_and_record("--document", document), source)
 
 

@@ -104,6 +104,33 @@ def find_documents(
     return found
 
 
+def find_numbered(
+    plan: Plan | Budget, document: int, source: str | None = None
+) -> list[FoundDocument]:
+    """Return the document with a number in the store of each source.
+
+    Args:
+        plan: The plan.
+        document: The number of the document, or of a piece of one, as `penstock decode` takes it.
+        source: Search this source only.
+
+    Raises:
+        StoreError: no store has such a document.
+    """
+    found, sizes = [], []
+    for name, number, store in _stores(plan, source):
+        sizes.append(f"{store.path} has {len(store):,}")
+        if document < len(store):  # it may be a later piece of a document
+            first = next(each for each in range(document, -1, -1) if store.edges(each)[0])
+            origin = store.origin(first)
+            place = str(store.path), first, origin.file, origin.offset
+            span = document_span(plan.sources[name], number, store, first)
+            found.append(FoundDocument(name, *place, span))
+    if not found:
+        raise StoreError(f"No store of this run has a document {document:,}: {'; '.join(sizes)}.")
+    return found
+
+
 def _stores(plan: Plan | Budget, source: str | None) -> Iterator[tuple[str, int, TokenStore]]:
     """Yield the stores of all sources: the source, the number of the store in it, the store."""
     if source is not None and source not in plan.sources:

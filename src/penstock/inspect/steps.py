@@ -25,7 +25,7 @@ from penstock.rows.origins import RowOrigin
 from penstock.rows.protocol import Array, Fields, Integers, token_spans
 
 if TYPE_CHECKING:
-    from penstock.tokenize.tokenizer import Tokenizer
+    from penstock.tokenize.gpt2 import Decoder
 
 Json = dict[str, Any]
 
@@ -101,10 +101,13 @@ class InspectedStep:
         return asdict(self)
 
     def _repr_html_(self) -> str:
-        """Return the text of the rows, for notebooks: what is not trained on is in grey."""
+        """Return the text of the rows, for notebooks; text that is only read is underlined."""
         rows = "".join(map(_row_html, self.rows))
         start, stop = self.positions
         return f"<p>step {self.step:,}, positions {start:,} to {stop - 1:,}</p>{rows}"
+
+
+_ONLY_READ = "opacity: 0.6; text-decoration: underline dotted"
 
 
 def _row_html(row: StepRow) -> str:
@@ -116,8 +119,8 @@ def _row_html(row: StepRow) -> str:
             origin = row.documents[document]
             pieces.append(f"<hr><small>{escape(f'{origin.file}:{origin.record}')}</small><br>")
         text = escape(" ".join(map(str, each.tokens)) if each.text is None else each.text)
-        # A tag too, because colours are not visible to everyone.
-        pieces.append(text if each.trained else f'<del style="opacity: 0.6">{text}</del>')
+        # Underlined too, as in a report, because colours are not visible to everyone.
+        pieces.append(text if each.trained else f'<span style="{_ONLY_READ}">{text}</span>')
     body = "".join(pieces)
     return f'<p>{escape(where)}</p><div style="white-space: pre-wrap">{body}</div>'
 
@@ -185,7 +188,7 @@ def read_rows(
     return rows
 
 
-def _known(tokenizers: RowTokenizers, name: str) -> "Tokenizer | None":
+def _known(tokenizers: RowTokenizers, name: str) -> "Decoder | None":
     try:
         return tokenizers.of(name)
     except MissingTokenizerError:  # ids can be shown without their text
@@ -208,7 +211,7 @@ def _segments(
     trained: Array,
     begin: int,
     origins: Sequence[RowOrigin],
-    tokenizer: "Tokenizer | None",
+    tokenizer: "Decoder | None",
 ) -> tuple[Segment, ...]:
     """Cut a row where a document begins, and where tokens begin or cease to be trained on."""
     edges = np.cumsum([0] + [stop - start for *_, (start, stop), _, _ in origins])
