@@ -6,7 +6,7 @@
     python benchmarks/race.py chart race.json --svg race.svg
 
 The entries are the CS336 baseline's shape, a plain GPT-2 124M with AdamW, the recipe of an earlier
-revision, and today's `recipes/openwebtext-h100.toml`. An entry "new: NAME" is today's recipe with
+revision, and today's recipe `openwebtext-h100`. An entry "new: NAME" is today's recipe with
 one ingredient taken out.
 
 Each run is a process of `penstock.train` with `max_minutes`, so its clock counts everything from
@@ -30,7 +30,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-RECIPE = ROOT / "recipes" / "openwebtext-h100.toml"
+RECIPE = ROOT / "src/penstock/recipes" / "openwebtext-h100.toml"
 LENGTH, ROWS, VOCABULARY = 512, 64, 32_000
 PEAK = 989e12  # bf16 operations per second of an H100 or H200
 _NEW = tomllib.loads(RECIPE.read_text())

@@ -30,7 +30,7 @@ PAGES = BUILD / "pages"
 PROJECT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 
 DIAGRAM = re.compile(r"^!\[([^\]]*)\]\(((?:\.\./)?figures/diagram-[\w-]+\.svg)\)$", re.M)
-SOURCE = re.compile(r"\]\((?:\.\./)+((?:src|tests|examples|benchmarks|recipes)/[\w./-]+)\)")
+SOURCE = re.compile(r"\]\((?:\.\./)+((?:src|tests|examples|benchmarks)/[\w./-]+)\)")
 FENCE = re.compile(r"^(```.*?^```$)", re.M | re.S)
 LIST_AFTER_TEXT = re.compile(r"^(?![-*|>#]|\d+\. | |$)(.*\n)(?=(?:- |\d+\. ))", re.M)
 

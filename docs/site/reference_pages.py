@@ -186,7 +186,8 @@ def recipe_page(root: Path) -> str:
         ("optimization", config, "OptimizationConfig"),
         ("training", config, "TrainingConfig"),
     ]
-    example = (root / "recipes" / "tinyshakespeare-cpu.toml").read_text(encoding="utf-8")
+    file = root / "src/penstock/recipes/tinyshakespeare-cpu.toml"
+    example = file.read_text(encoding="utf-8")
     parts = [
         "# Recipe keys",
         "A recipe is a TOML file that describes a training run. `penstock train RECIPE` runs it, "

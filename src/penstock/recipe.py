@@ -28,6 +28,7 @@ from penstock.errors import MissingRecipeError, PlanError, RecipeError
 from penstock.formats.names import TokenOptions
 from penstock.ledger import LedgerLine, ledger_path, read_ledger
 from penstock.paths import expand_user
+from penstock.train.bundled import bundled_recipes
 from penstock.train.config import (
     SIZES,
     ModelConfig,
@@ -173,13 +174,12 @@ def read_recipe(path: str | Path, changes: Tables | None = None) -> Recipe:
         RecipeError: the file does not exist, is not TOML, or has an unknown key or a wrong value.
     """
     path = expand_user(path)
-    try:
-        # utf-8-sig: editors on Windows put a byte order mark first, which TOML does not allow.
+    try:  # utf-8-sig: editors on Windows put a byte order mark first, which TOML does not allow.
         tables = _parse_toml(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         missing = f"{path} does not exist (working directory: {Path.cwd()})."
-        if path.parts[:1] == ("recipes",):
-            missing += " The recipes of the documentation are in penstock's source repository."
+        if path.stem in bundled_recipes():
+            missing += f" A recipe of this name comes with penstock: penstock train {path.stem}."
         raise MissingRecipeError(missing) from error
     except ValueError as error:  # it is not TOML, or not UTF-8
         raise RecipeError(f"{path} is not TOML: {error}.") from error

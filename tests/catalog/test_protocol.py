@@ -1,4 +1,4 @@
-"""The commands of recipes/openwebtext-h100.toml, from the download to the loss, on small files."""
+"""The commands of the recipe openwebtext-h100, from the download to the loss, on small files."""
 
 import gzip
 import json
@@ -16,7 +16,7 @@ from penstock.catalog import entries
 from penstock.train import ModelConfig
 from penstock.train.model import GPT
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "openwebtext-h100.toml"
+RECIPE = Path(__file__).parents[2] / "src/penstock/recipes" / "openwebtext-h100.toml"
 # All other settings are those of the recipe.
 SMALL = {"training.steps": 3, "training.global_batch_size": 4, "training.batch_size": 2}
 SMALL |= {"training.compile": "false", "training.precision": "float32", "training.val_rows": 2}
@@ -57,7 +57,7 @@ def commands():
     for line in lines:
         program, *words = shlex.split(line)
         assert program == "penstock"
-        words = [word.replace("32000", "320").replace("recipes/", "") for word in words]
+        words = [word.replace("32000", "320") for word in words]
         more = [("--set", f"{name}={value}") for name, value in SMALL.items()]
         yield [*words, *sum(more, ()), "--device", "cpu"] if words[0] == "train" else words
 
@@ -86,7 +86,6 @@ def independent_loss(text, length):
 
 
 def test_five_commands_lead_from_the_download_to_the_loss(texts, invoke, tmp_path):
-    (tmp_path / RECIPE.name).write_bytes(RECIPE.read_bytes())
     steps = list(commands())
     shown = [invoke(*step).stdout for step in steps]
 

@@ -20,7 +20,10 @@ ROOT = Path(__file__).parents[2]
 LEAST = {"data": {"train": "store"}, "training": {"steps": 5}}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda p: p.stem)
+RECIPES = sorted((ROOT / "src/penstock/recipes").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
 def test_every_shipped_recipe_is_understood(path):
     recipe = read_recipe(path)
 
@@ -29,7 +32,7 @@ def test_every_shipped_recipe_is_understood(path):
 
 
 def test_the_recipe_for_an_h100_has_its_goal():
-    recipe = read_recipe(ROOT / "recipes" / "openwebtext-h100.toml")
+    recipe = read_recipe(RECIPES[0].parent / "openwebtext-h100.toml")
 
     assert recipe.training.target_val_loss == 3.0781
     assert recipe.training.max_minutes == 90
@@ -182,6 +185,43 @@ def test_only_a_guessed_time_limit_gives_way_to_steps(tmp_path, flags, minutes):
 
     assert recipe.training.steps == flags.get("steps")
     assert recipe.training.max_minutes == minutes
+
+
+@pytest.mark.parametrize(
+    ("steps", "device", "expected"),
+    [
+        (50, "cpu", (10, 25)),
+        (50, "cuda", (10, 25)),
+        (1, "cpu", (1, 1)),
+        (4_000, "cpu", (100, 100)),
+        (4_000, "cuda", (100, 500)),
+    ],
+)
+def test_a_short_run_is_validated_and_saved_a_few_times(tmp_path, steps, device, expected):
+    (tmp_path / "a.txt").write_text("some words")
+    logged = []
+    changes = recipe_changes([], steps=steps)
+    recipe = choose_recipe(str(tmp_path / "a.txt"), changes, device, logged.append)
+    given = recipe_changes(["training.val_every=7", "training.save_every=9"], steps=steps)
+    chosen = choose_recipe(str(tmp_path / "a.txt"), given, device, ignore)
+
+    assert (recipe.training.val_every, recipe.training.save_every) == expected
+    assert f"guessed training.val_every = {expected[0]}" in logged
+    assert (chosen.training.val_every, chosen.training.save_every) == (7, 9)
+
+
+def test_a_recipe_that_comes_with_penstock_is_found_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    logged = []
+    recipe = choose_recipe("tinyshakespeare-cpu", {"training.steps": 3}, None, logged.append)
+
+    assert (recipe.training.steps, recipe.training.target_val_loss) == (3, 5.5)
+    assert "tinyshakespeare-cpu.toml; copy it to change it" in logged[0]
+    with pytest.raises(RecipeError, match=r"with penstock: penstock train tinyshakespeare-cpu\."):
+        read_recipe("recipes/tinyshakespeare-cpu.toml")
+    # A text of that name is what the user means.
+    Path("web-10min").write_text("some words")
+    assert choose_recipe("web-10min", {}, "cpu", ignore).data.train == "web-10min"
 
 
 def test_the_mode_of_several_processes_is_a_setting_and_a_flag():

@@ -28,6 +28,7 @@ from penstock.order.steps import Steps
 from penstock.paths import expand_user
 from penstock.recipe import DataConfig, Recipe, Tables, parse_recipe, set_value
 from penstock.remote.address import store_path
+from penstock.train.bundled import bundled_recipes
 from penstock.train.command import choose_recipe, open_job
 from penstock.train.config import TrainingJob
 from penstock.train.data import store_sides
@@ -196,7 +197,8 @@ def open_run(
         record = read_record(path)
         recipe = _recorded_recipe(path, record, changes or {})
     else:
-        if path is not None and path.suffix != ".toml" and not guess:
+        is_recipe = source is None or source in bundled_recipes()
+        if path is not None and path.suffix != ".toml" and not (is_recipe or guess):
             raise _no_run(path)
         recipe = choose_recipe(source, changes or {}, None, lambda event: report(str(event)))
     recipe = replace(recipe, data=_built(recipe.data, recipe.output))

@@ -34,7 +34,8 @@ from penstock.recipe import (
 )
 from penstock.remote.address import store_path
 from penstock.store.files import write_file
-from penstock.train.config import TrainingJob
+from penstock.train.bundled import bundled_recipes
+from penstock.train.config import TrainingConfig, TrainingJob
 from penstock.train.data import TOKEN_FILES, open_data, store_sides
 from penstock.train.record import recipe_tables
 from penstock.train.vocabulary import vocab_size_of
@@ -113,6 +114,10 @@ def choose_recipe(source: str | None, changes: Tables, device: str | None, log: 
     """The recipe that a command names; otherwise a guessed recipe, and each guess is logged."""
     if source is not None and Path(source).suffix == ".toml":
         return read_recipe(source, changes)
+    # A text or a store of this name is read; only a name that is not there may be a recipe's.
+    if source in (bundled := bundled_recipes()) and not Path(source).exists():
+        log(f"the recipe {source} is {bundled[source]}; copy it to change it")
+        return read_recipe(bundled[source], changes)
     source = changes.get("data.train", source)
     if not source:
         raise RecipeError("Give a recipe (.toml), a text file or a store, or --train_file.")
@@ -126,11 +131,7 @@ def choose_recipe(source: str | None, changes: Tables, device: str | None, log: 
     if changes.get("data.val") or changes.get("data.stream"):
         # With separate validation data, no text needs to be held out; a stream cannot be split.
         guesses.pop("data.split", None)
-    if changes.get("training.steps"):
-        del guesses["training.max_minutes"]  # a guess must not end the run before these steps
-    steps, warmup = changes.get("training.steps"), guesses.get("optimization.warmup_steps")
-    if isinstance(steps, int) and warmup is not None:
-        guesses["optimization.warmup_steps"] = min(warmup, steps // 10)
+    _fit_to_steps(guesses, changes.get("training.steps"))
     tables: Tables = {}
     for name, value in {"data.train": source, **guesses, **changes}.items():
         set_value(tables, name, value)
@@ -139,6 +140,22 @@ def choose_recipe(source: str | None, changes: Tables, device: str | None, log: 
             log(f"guessed {name} = {json.dumps(value)}")
     # The values come from options and guesses, and not from the file of the text.
     return parse_recipe(tables, "the command line")
+
+
+def _fit_to_steps(guesses: Tables, steps: object) -> None:
+    """Change guesses for a run of this many steps, if it is a number."""
+    if steps:
+        del guesses["training.max_minutes"]  # a guess must not end the run before these steps
+    if not isinstance(steps, int) or steps < 1:
+        return
+    if (warmup := guesses.get("optimization.warmup_steps")) is not None:
+        guesses["optimization.warmup_steps"] = min(warmup, steps // 10)
+    # A short run is validated at least five times, and saved at least twice.
+    usual = TrainingConfig(steps=steps)
+    validates = guesses.get("training.val_every", usual.val_every)
+    saves = guesses.get("training.save_every", usual.save_every)
+    guesses["training.val_every"] = min(validates, max(1, steps // 5))
+    guesses["training.save_every"] = min(saves, max(1, steps // 2))
 
 
 @contextmanager
