@@ -278,7 +278,7 @@ def test_a_changed_input_is_named_with_the_expected_digest(store, inputs, sums):
     damaged, path = sums(store), inputs / "a.txt"
     data = path.read_bytes()
     (expected,) = (
-        each["digest"]
+        each["xxh3_128"]
         for each in penstock.TokenStore(store).manifest.inputs
         if each["name"] == "a.txt"
     )

@@ -230,7 +230,7 @@ def sync_parts(done: TokenizedSlice, digests: Callable[[], Pieces] | None = None
             sync_file(path)
         if job.settings.read_back:
             refuse_unlike(path, digest)
-    record.digests = done.input_digests() if digests is None else digests()
+    record.pieces = done.input_digests() if digests is None else digests()
     # The names of the parts are synced before the record is written: a record that survives a
     # power cut must not name files that did not survive it.
     for side in record.parts:
