@@ -13,6 +13,7 @@ import pytest
 import xxhash
 
 import penstock
+from penstock.digest import checked_json, parse_checked
 from penstock.errors import SourceError, StoreError
 from penstock.sources.settings import Texts
 from penstock.store.manifest import manifest_bytes
@@ -76,6 +77,25 @@ def test_touching_an_input_does_not_break_a_rerun_of_a_killed_build(kind, tmp_pa
     with pytest.raises(KeyboardInterrupt):
         build(path, tmp_path / "store", progress=stop_late, threads=1)
     os.utime(path, ns=(1, 1))
+    assert build(path, tmp_path / "store").digest == clean.digest
+
+
+def test_slices_that_an_earlier_version_has_recorded_are_made_again(tmp_path):
+    """Its records have other digests of the inputs."""
+    path = write(tmp_path, "txt")
+    clean = build(path, tmp_path / "clean")
+
+    def stop_late(progress):
+        if list((tmp_path / "store").glob(".slice-*.json")):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(path, tmp_path / "store", progress=stop_late, threads=1)
+    for each in (tmp_path / "store").glob(".slice-*.json"):
+        contents = parse_checked(each.read_bytes())
+        contents["record"]["digests"] = contents["record"].pop("pieces")
+        each.write_bytes(checked_json(contents))
+
     assert build(path, tmp_path / "store").digest == clean.digest
 
 
