@@ -36,7 +36,6 @@ import numpy as np
 from penstock.errors import DiskFullError, StoreError
 from penstock.paths import NamedFile, expand_user
 from penstock.store.blocks import block_sums
-from penstock.store.file_buffer import WRITE_BYTES, blocks
 from penstock.store.folders import Folder, open_to_read, opened, refuse_link
 
 HEADER_BYTES = 128
@@ -58,6 +57,7 @@ def keep_freed_memory() -> None:
 
 # Up to this size a file stays in the page cache: small files cost little, and are read again soon.
 _CACHED_BYTES = 4 << 20
+_BLOCK_BYTES = 1 << 20  # a multiple of the blocks that have checksums
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -101,7 +101,7 @@ def _fill(file: int, pieces: Iterable[Any], live: bool, sums: list[int] | None) 
     digest = hashlib.sha256()
     size = 0
     direct = False
-    for block in blocks(pieces):
+    for block in _blocks(pieces):
         digest.update(block)
         if sums is not None:
             sums += block_sums(block)
@@ -109,7 +109,7 @@ def _fill(file: int, pieces: Iterable[Any], live: bool, sums: list[int] | None) 
         if size == _CACHED_BYTES and not live:
             direct = _set_direct(file, True)
         # O_DIRECT writes whole disk blocks only, and the last block may be shorter.
-        if direct and len(block) < WRITE_BYTES:
+        if direct and len(block) < _BLOCK_BYTES:
             direct = _set_direct(file, False)
         size += len(block)
         direct = _write(file, block, direct)
@@ -161,6 +161,31 @@ def _no_room(error: OSError, path: Path, size: int) -> DiskFullError:
         f"No room to write {path}: {why}. Finished parts are kept; make room and run the same "
         "command again to resume",
     )
+
+
+def _blocks(pieces: Iterable[Any]) -> Iterator[memoryview]:
+    """All bytes of `pieces` in blocks of one size, except the last.
+
+    All blocks use one buffer, which is aligned as O_DIRECT requires. A block is still in the
+    processor's cache when it is hashed and written.
+    """
+    # A map of whole pages, made for this file: two writes at a time do not share it.
+    buffer = memoryview(mmap.mmap(-1, _BLOCK_BYTES))
+    room = np.frombuffer(buffer, np.uint8)
+    filled = 0
+    for piece in pieces:
+        view = memoryview(piece).cast("B") if len(piece) else memoryview(b"")
+        while view:
+            taken = min(len(view), _BLOCK_BYTES - filled)
+            # NumPy releases the GIL for this copy.
+            room[filled : filled + taken] = np.frombuffer(view, np.uint8, taken)
+            filled += taken
+            view = view[taken:]
+            if filled == _BLOCK_BYTES:
+                yield buffer
+                filled = 0
+    if filled:
+        yield buffer[:filled]
 
 
 def _write(file: int, view: memoryview, direct: bool) -> bool:
@@ -271,7 +296,7 @@ def refuse_unlike(path: Path, digest: str) -> None:
     """
     found = hashlib.sha256()
     # A map of whole pages: O_DIRECT requires an aligned buffer.
-    buffer = mmap.mmap(-1, WRITE_BYTES)
+    buffer = mmap.mmap(-1, _BLOCK_BYTES)
     with NamedFile(path) as stream:
         file = stream.fileno()
         if sys.platform == "linux" and not _set_direct(file, True):

@@ -37,8 +37,7 @@ from penstock.sources.files import BOM, InputFile
 from penstock.sources.settings import BLOCK_BYTES, ReadSettings
 from penstock.sources.tables import num_rows
 from penstock.sources.whole import file_rule
-from penstock.store.file_buffer import FileBuffer
-from penstock.store.files import HEADER_BYTES, array_layout, header, write_file
+from penstock.store.files import array_layout, header, write_file
 from penstock.store.manifest import PartRecord, part_file
 from penstock.tokenize.tokenizer import Tokenizer
 
@@ -71,8 +70,8 @@ class PartBuilder:
     num_continued: int = 0
     """How many of these are continued in the next part."""
     _bound: int = 0
-    _buffers: dict[str, FileBuffer] = field(default_factory=dict)
-    """The contents of each file."""
+    _pieces: dict[str, list[NDArray[Any]]] = field(default_factory=dict)
+    """The arrays of each kind, one for each batch."""
 
     def encode(self, batch: Batch) -> Encoded:
         """The tokenized documents of a batch, for `append`; documents without tokens are left out.
@@ -130,10 +129,11 @@ class PartBuilder:
         if not full.all():  # a piece without tokens gets no bound
             bounds, origins = bounds[full], origins[full]
             num_continued = num_continued if full[-1] else 0
+        # The arrays are not joined: a joined copy would take as much memory again as the part.
         arrays = {"tokens": tokens, "bounds": bounds, "origin": origins, "loss": loss}
         for kind, array in arrays.items():
             if array is not None:
-                self._buffers.setdefault(kind, FileBuffer(HEADER_BYTES)).append(array)
+                self._pieces.setdefault(kind, []).append(array)
         self.num_tokens += len(tokens)
         self.num_documents += len(bounds)
         self.num_continued += num_continued
@@ -148,12 +148,11 @@ class PartBuilder:
         if not self.num_documents:
             return PartRecord(number, 0, 0, {})
         files, sums = {}, list[int]()
-        for kind, buffer in self._buffers.items():
+        for kind, pieces in self._pieces.items():
             dtype = self.tokenizer.dtype
             layout = array_layout(kind, dtype, self.num_documents, self.num_tokens)
             path = directory / part_file(number, kind)
-            chunks = buffer.chunks(header(*layout))
-            files[kind] = write_file(path, chunks, live=live, sums=sums)
+            files[kind] = write_file(path, [header(*layout), *pieces], live=live, sums=sums)
         table, path = np.array(sums, "<u4"), directory / part_file(number, "checks")
         files["checks"] = write_file(path, [header(table.dtype, table.shape), table], live=live)
         return PartRecord(number, self.num_documents, self.num_tokens, files, self.num_continued)
