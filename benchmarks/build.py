@@ -19,13 +19,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import build_scale
 import corpus
 import gigatoken
-from measure import alternate, machine, spread
+from measure import Stopwatch, alternate, machine, show_ratios, spread
 
 import penstock as ps
 
@@ -43,27 +42,27 @@ def fresh(definition):
 
 def raw_gigatoken(definition, path):
     tokenizer = fresh(definition)
-    start = time.perf_counter()
+    watch = Stopwatch()
     with path.open("rb") as stream:
         while data := stream.read(BUFFER):
             tokenizer.encode_batch(gigatoken.BytesSource(data, corpus.SEPARATOR))
-    return time.perf_counter() - start
+    return watch.stop()
 
 
 def encode_files(definition, path):
     tokenizer = fresh(definition)
-    start = time.perf_counter()
+    watch = Stopwatch()
     tokenizer.encode_files(gigatoken.TextFileSource([path], separator=corpus.SEPARATOR))
-    return time.perf_counter() - start
+    return watch.stop()
 
 
 def penstock_build(path, folder):
     store = folder / path.suffix.strip(".")
     shutil.rmtree(store, ignore_errors=True)
     tokenizer = ps.load_tokenizer("gpt2")
-    start = time.perf_counter()
+    watch = Stopwatch()
     ps.build(path, store, documents=corpus.SEPARATOR, tokenizer=tokenizer)
-    took = time.perf_counter() - start
+    took = watch.stop()
     shutil.rmtree(store)
     return took
 
@@ -92,9 +91,9 @@ def hub_map(definition, documents):
         return {"ids": [each.ids for each in tokenizer.encode_batch(batch["text"])]}
 
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    start = time.perf_counter()
+    watch = Stopwatch()
     table.map(encode, batched=True, remove_columns=["text"])
-    return time.perf_counter() - start
+    return watch.stop()
 
 
 def tiktoken_encoding():
@@ -133,6 +132,7 @@ def main():
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="directory for the stores (default: temporary)")
     parser.add_argument("--no-peers", action="store_true", help="skip datasets and tiktoken")
+    parser.add_argument("--no-memory", action="store_true", help="do not measure memory")
     parser.add_argument("--data", type=Path, default=corpus.DATA, help="directory of the corpus")
     parser.add_argument(
         "--roots", nargs="+", default=corpus.ROOTS, help="directories with text for the corpus"
@@ -183,11 +183,13 @@ def main():
     print(f"{'':30} {'MB/s: median (spread)':>34}   {'of raw':>7}")
     for name, values in speeds.items():
         print(f"{name:30} {spread(values):>34}   {statistics.median(values) / first:7.3f}")
+    gigabytes = {name: size / 1e9 for name, size in sizes.items()}
+    show_ratios(seconds, "gigatoken, 16 MiB buffers", gigabytes)
     ours = statistics.median(speeds["penstock build, text"])
     for name in ("gigatoken, encode_files", "datasets.map, tokenizers", "tiktoken batch"):
         if name in speeds:
             print(f"penstock build, text / {name}: {ours / statistics.median(speeds[name]):.2f}")
-    for kind, path in paths.items():
+    for kind, path in [] if options.no_memory else paths.items():
         print(f"peak anonymous memory, {kind}: {peak_memory(path, folder) / 1e6:,.0f} MB")
     shutil.rmtree(folder)
 

@@ -27,13 +27,12 @@ import sys
 import sysconfig
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import corpus
 import gigatoken
 import numpy as np
-from measure import alternate, machine, spread
+from measure import Stopwatch, alternate, machine, show_ratios, spread
 
 import penstock as ps
 from penstock.sources.settings import SLICE_BYTES
@@ -87,12 +86,12 @@ def raw(paths, tokenizers):
             tokenizer.encode_batch(gigatoken.BytesSource(data, corpus.SEPARATOR), parallel=False)
 
     threads = [threading.Thread(target=encode, args=(each,)) for each in tokenizers]
-    start = time.perf_counter()
+    watch = Stopwatch()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return time.perf_counter() - start
+    return watch.stop()
 
 
 def build(paths, folder, threads, workers, threads_each):
@@ -101,9 +100,9 @@ def build(paths, folder, threads, workers, threads_each):
     shutil.rmtree(store, ignore_errors=True)
     tokenizer = ps.load_tokenizer("gpt2")
     processes.THREADS_EACH = threads_each
-    start = time.perf_counter()
+    watch = Stopwatch()
     ps.build(paths, store, tokenizer=tokenizer, threads=threads, workers=workers)
-    took = time.perf_counter() - start
+    took = watch.stop()
     shutil.rmtree(store)
     return took
 
@@ -142,6 +141,8 @@ def run(options, fresh):
             )
         seconds = alternate(cases, options.repetitions)
         _show(seconds, text, f"raw gigatoken, {counts[-1]} threads", counts)
+        gigabytes = {name: size / 1e9 for name, size in text.items()}
+        show_ratios(seconds, f"raw gigatoken, {counts[-1]} threads", gigabytes)
         if options.memory:
             _show_memory(paths, folder, counts)
     finally:

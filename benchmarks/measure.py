@@ -12,15 +12,67 @@ import traceback
 from pathlib import Path
 
 
+class Stopwatch:
+    """Measures elapsed and processor seconds from its creation on."""
+
+    def __init__(self):
+        self._elapsed, self._processor = time.perf_counter(), _own_processor_seconds()
+
+    def stop(self):
+        """The elapsed seconds, with the processor seconds as an attribute."""
+        took = Seconds(time.perf_counter() - self._elapsed)
+        took.processor = _own_processor_seconds() - self._processor
+        return took
+
+
+class Seconds(float):
+    """Elapsed seconds, and the processor seconds of the same time."""
+
+    processor = 0.0
+
+
+def _own_processor_seconds():
+    """Processor seconds of this process, and of its workers that have ended."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime
+
+
 def alternate(cases, repetitions=5):
     """Seconds of each case. Repetitions alternate, so that noise affects all cases alike."""
     seconds = {name: [] for name in cases}
     for _ in range(repetitions):
         for name, case in cases.items():
-            start = time.perf_counter()
+            watch = Stopwatch()
             took = case()
-            seconds[name].append(took if took is not None else time.perf_counter() - start)
+            seconds[name].append(took if took is not None else watch.stop())
     return seconds
+
+
+def ratios(seconds, reference):
+    """For each case, how many times as fast as the case `reference` it was in each repetition."""
+    first = seconds[reference]
+    return {
+        name: [one / each for one, each in zip(first, took, strict=True)]
+        for name, took in seconds.items()
+    }
+
+
+def show_ratios(seconds, reference, gigabytes):
+    """Print the ratios of each repetition, by elapsed and by processor time."""
+    processor = {name: [each.processor for each in took] for name, took in seconds.items()}
+    print(f"relative to {reference} in the same repetition; median (spread)")
+    print(f"{'':32} {'elapsed':>26} {'processor time':>26} {'processor s per GB':>28}")
+    both = ratios(seconds, reference), ratios(processor, reference)
+    for name in seconds:
+        per_gb = [each / gigabytes[name] for each in processor[name]]
+        # A case with less text than the reference is compared per byte.
+        share = gigabytes[name] / gigabytes[reference]
+        columns = [_short([share * each for each in kind[name]]) for kind in both]
+        print(f"{name:32} {columns[0]:>26} {columns[1]:>26} {_short(per_gb):>28}")
+
+
+def _short(values):
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def spread(values):

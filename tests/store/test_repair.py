@@ -278,7 +278,7 @@ def test_a_changed_input_is_named_with_the_expected_digest(store, inputs, sums):
     damaged, path = sums(store), inputs / "a.txt"
     data = path.read_bytes()
     (expected,) = (
-        each["digest"]
+        each["xxh3_128"]
         for each in penstock.TokenStore(store).manifest.inputs
         if each["name"] == "a.txt"
     )
@@ -292,6 +292,24 @@ def test_a_changed_input_is_named_with_the_expected_digest(store, inputs, sums):
     assert not (store / ".repair").exists()
     path.write_bytes(data)
     assert len(repaired(store)) == 1
+
+
+def test_another_input_with_the_recorded_digest_changes_nothing(store, inputs, tmp_path, sums):
+    """As if somebody had made a file with the same XXH3-128."""
+    path = inputs / "a.txt"
+    path.write_bytes(path.read_bytes().replace(b"line 1 ", b"LINE 1 "))
+    other = build(inputs, tmp_path / "other").manifest
+    manifest = penstock.TokenStore(store).manifest
+    contents = manifest.contents
+    del contents["digest"]
+    contents["builds"][0]["inputs"] = other.builds[0]["inputs"]
+    (store / "penstock.json").write_bytes(manifest_bytes(contents, list(manifest.parts)))
+    flip(parts(store, "*.tokens.npy")[0])
+    damaged = sums(store)
+
+    with pytest.raises(StoreError, match="would get other contents than were recorded"):
+        penstock.repair(store, inputs=[inputs])
+    assert sums(store) == damaged
 
 
 def test_another_tokenizer_is_refused(store, sums):

@@ -170,7 +170,7 @@ def test_what_is_compared_of_a_slice_is_a_small_share_and_always_the_same(gpt2, 
             sample = SliceSample(tokenizer, index, ["a.txt"])
             for start in range(0, len(texts), 5_000):
                 sample.add(batch(texts[start : start + 5_000]))
-            sample.compare()
+            sample.encoded().compare(tokenizer)
         counts.append(reference.num_bytes - num_before)
 
     assert counts[0] == counts[1]

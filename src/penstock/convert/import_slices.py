@@ -1,10 +1,10 @@
 """Slices of token files, each of which becomes one part of a store."""
 
-import hashlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+import xxhash
 
 from penstock.convert.source import TokenSource
 from penstock.formats.member import Array, Integers
@@ -47,7 +47,7 @@ def make_slice(job: Job, source: TokenSource, number: int, piece: ImportSlice) -
     """Write the part of one slice, synced to disk."""
     builder = PartBuilder(job.tokenizer, None, None)
     stop, dtype = int(piece.ends[-1]), job.tokenizer.dtype
-    digest, tokens = hashlib.sha256(), []
+    digest, tokens = xxhash.xxh3_128(), []
     for array in source.ids(piece.start, stop, dtype.name):
         digest.update(array.data)
         tokens.append(array)
@@ -69,7 +69,7 @@ def make_slice(job: Job, source: TokenSource, number: int, piece: ImportSlice) -
     documents = builder.num_documents - builder.num_continued
     skipped = len(piece.ends) - builder.num_documents
     tally = Tally(documents, skipped, document_bytes=size, continued=builder.num_continued)
-    return SealedSlice(number, tally, {"": part}, digests=[(0, digest.hexdigest())])
+    return SealedSlice(number, tally, {"": part}, pieces=[(0, digest.hexdigest())])
 
 
 def _joined(pieces: list[Array], dtype: "np.dtype[np.generic]") -> Array:

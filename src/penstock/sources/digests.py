@@ -1,11 +1,12 @@
-"""The SHA-256 of the text of a slice, computed from the blocks that its reader has just read.
+"""The XXH3-128 of the text of a slice, computed from the blocks that its reader has just read.
 
 A build records a digest of each of its inputs. A block that was just read is still in the
 processor's cache, so to digest it there saves reading all inputs a second time.
 """
 
-import hashlib
 from dataclasses import dataclass, field
+
+import xxhash
 
 from penstock.sources.slices import InputSpan
 
@@ -28,7 +29,7 @@ class SpanDigests:
             known.digest.update(data)
 
     def digest(self, span: InputSpan) -> str | None:
-        """The SHA-256 of a span as hexadecimal digits; None if some of its bytes are missing."""
+        """The XXH3-128 of a span as hexadecimal digits; None if some of its bytes are missing."""
         known = self._spans.get((span.file, span.start))
         return known.digest.hexdigest() if known and known.place == span.stop else None
 
@@ -38,4 +39,4 @@ class _Span:
     """A span of which the bytes before `place` were added."""
 
     place: int
-    digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+    digest: xxhash.xxh3_128 = field(default_factory=xxhash.xxh3_128)

@@ -223,6 +223,16 @@ def byte_lengths(texts: ArrowArray) -> NDArray[np.int64]:
     return lengths
 
 
+def compute() -> Any:
+    """The functions of Arrow; to import them takes as long as the rest of Arrow.
+
+    Text needs none of them, and each worker process of a build would import them.
+    """
+    import pyarrow.compute
+
+    return pyarrow.compute
+
+
 def null_rows(array: ArrowArray) -> NDArray[np.intp]:
     """The indices of the nulls in an array.
 
@@ -231,9 +241,7 @@ def null_rows(array: ArrowArray) -> NDArray[np.intp]:
     """
     if not array.null_count:
         return np.zeros(0, np.intp)
-    import pyarrow.compute as pc  # as slow to import as the rest of Arrow, and seldom needed
-
-    rows = pc.indices_nonzero(array.is_null())
+    rows = compute().indices_nonzero(array.is_null())
     return np.frombuffer(rows.buffers()[1], np.uint64, count=len(rows)).astype(np.intp)
 
 

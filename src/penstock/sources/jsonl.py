@@ -18,11 +18,17 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 import pyarrow.json as pj
 from numpy.typing import NDArray
 
-from penstock.sources.document import ArrowArray, Batch, binary_array, bool_array, is_utf8
+from penstock.sources.document import (
+    ArrowArray,
+    Batch,
+    binary_array,
+    bool_array,
+    compute,
+    is_utf8,
+)
 from penstock.sources.long_lines import without_long_strings
 from penstock.sources.settings import BLOCK_BYTES, ReadSettings
 from penstock.sources.splitters import Spans, find_bytes
@@ -63,7 +69,7 @@ def read_lines(
         if reasons:
             bad = np.zeros(len(texts), bool)
             bad[list(reasons)] = True
-            texts = pa.compute.if_else(bool_array(bad), pa.nulls(len(bad), texts.type), texts)
+            texts = compute().if_else(bool_array(bad), pa.nulls(len(bad), texts.type), texts)
 
     def why_null(row: int) -> Reason:
         # Arrow gives null both for a missing field and for a null, so Python parses the line again.
@@ -160,7 +166,7 @@ def _arrow_texts(data: bytes, spans: Spans, path: list[str]) -> ArrowArray | Non
         return None
     column = table.column(0).combine_chunks()
     for name in path[1:]:
-        column = pa.compute.struct_field(column, name)
+        column = compute().struct_field(column, name)
     return column.cast(pa.large_binary())
 
 

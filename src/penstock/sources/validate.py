@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 from numpy.typing import NDArray
 
 from penstock.sources import document
@@ -54,7 +53,7 @@ def validate(
         texts, bad = _decoded(texts, reading, tally)
         reasons |= bad
     if reading.newlines == "lf":
-        texts = pa.compute.replace_substring(texts, "\r\n", "\n")
+        texts = document.compute().replace_substring(texts, "\r\n", "\n")
     # After the replacement of invalid bytes, because U+FFFD is longer than the byte it replaces.
     lengths = document.byte_lengths(texts)
     for row in np.flatnonzero(lengths > reading.max_document_bytes):

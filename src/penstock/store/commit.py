@@ -92,8 +92,8 @@ def _commit_side(
     rejects = [reject for record in done for reject in record.rejects]
     inputs = [dict(each) for each in settings["inputs"]]
     log = reject_lines(rejects, inputs)
-    for file, digest in input_digests(each for record in done for each in record.digests).items():
-        inputs[file]["digest"] = digest
+    for file, digest in input_digests(each for record in done for each in record.pieces).items():
+        inputs[file]["xxh3_128"] = digest
     reasons = dict(sorted(Counter(each.reason for each in rejects).items()))
     # How many files follow each rule that "auto" found; none with any other setting.
     rules = sum((Counter(record.rules) for record in done), Counter())

@@ -25,6 +25,7 @@ from penstock.store.inputs import (
     read_digests,
     read_old_stamps,
     read_stamps,
+    recorded_digest,
     remember_stamps,
 )
 from penstock.store.job import Job
@@ -198,11 +199,11 @@ def _appended_before(job: Job, manifest: Manifest) -> list[str]:
     known = read_stamps(job.directory, manifest.digest) or read_old_stamps(job.directory)
     # A link, or another way to write a path, is the same file.
     same_files = {identity for path in known if (identity := _identity(path))}
-    present = {(each["name"], each["bytes"], each.get("digest")) for each in manifest.inputs}
+    present = {(each["name"], each["bytes"], recorded_digest(each)) for each in manifest.inputs}
     keys = [(each["name"], each["bytes"]) for each in job.recorded["inputs"]]
     # A name alone says little: each day's folder may have a file of the same name.
-    digested = {(name, size) for name, size, digest in present if digest}
-    alike = {number for number, key in enumerate(keys) if key in digested}
+    digested = {(name, size): digest for name, size, digest in present if digest}
+    alike = {number: digested[key] for number, key in enumerate(keys) if key in digested}
     digests = read_digests(job.files, job.slices(), alike)
     return [
         file.name
@@ -304,16 +305,19 @@ def _refuse_changed(job: Job, store: str, builds: Sequence[Sequence[JsonObject]]
     touched = {n for n, file in enumerate(job.files) if file.path and file.stamp != then[n]}
     if not touched:
         return
-    now = read_digests(job.files, job.slices(), {n for n in touched if "digest" in builds[0][n]})
+    recorded = [
+        {n: digest for n in touched if (digest := recorded_digest(inputs[n]))} for inputs in builds
+    ]
+    now = read_digests(job.files, job.slices(), recorded[0])
     # Without a digest, as in stores of earlier versions, only the time says that a file changed.
     # If that is not known either, because the store was copied, the file is accepted.
     changed = [
         [
             job.files[n].name
             for n in sorted(touched)
-            if (now.get(n) != inputs[n]["digest"] if "digest" in inputs[n] else then[n] is not None)
+            if (now.get(n) != digests[n] if n in digests else then[n] is not None)
         ]
-        for inputs in builds
+        for digests in recorded
     ]
     if all(changed):
         names = changed[-1]
@@ -340,7 +344,7 @@ def accept_touched(job: Job) -> None:
     is_same = canonical_json({**begun, "stamps": now["stamps"]}) == canonical_json(now)
     if not touched or not is_same or any(job.files[number].remote for number in touched):
         return  # anything else that differs is refused by `Journal.begin`
-    sealed = {record.number: record.digests for record in journal.sealed()}
+    sealed = {record.number: record.pieces for record in journal.sealed()}
     for piece in job.slices():
         spans = [span for span in piece.spans if span.file in touched]
         old = [each for each in sealed.get(piece.index, ()) if each[0] in touched]

@@ -53,7 +53,7 @@ class SealedSlice:
     rejects: list[Reject] = field(default_factory=list)
     rules: dict[str, int] = field(default_factory=dict)
     """How many files that begin in this slice follow each rule that "auto" found."""
-    digests: list[tuple[int, str]] = field(default_factory=list)
+    pieces: list[tuple[int, str]] = field(default_factory=list)
     """The number of an input and the digest of the piece of it that this slice has read."""
 
     def to_json(self) -> JsonObject:
@@ -66,9 +66,13 @@ class SealedSlice:
         """The record that `to_json` returned."""
         parts = {side: PartRecord.of(part) for side, part in record["parts"].items()}
         rejects = [Reject(**reject) for reject in record["rejects"]]
-        digests = [(file, digest) for file, digest in record["digests"]]
+        if "pieces" not in record:
+            raise ValueError(
+                "an earlier version of penstock wrote it, with other digests of inputs"
+            )
+        pieces = [(file, digest) for file, digest in record["pieces"]]
         tally = Tally(**record["tally"])
-        return cls(record["number"], tally, parts, rejects, record["rules"], digests)
+        return cls(record["number"], tally, parts, rejects, record["rules"], pieces)
 
 
 class Journal:

@@ -28,6 +28,7 @@ from penstock.store.files import read_file, remove_file, sync_directory, write_f
 from penstock.store.manifest_checks import FILE_NAME as FILE_NAME
 from penstock.store.manifest_checks import (
     HEX,
+    INPUT_DIGESTS,
     TABLE_VERSION,
     absent_store,
     check_contents,
@@ -87,7 +88,9 @@ class Manifest:
         """Everything that the bytes of the first build depend on."""
         first = self.builds[0]
         # Digests are known when the inputs were read, and settings before that.
-        inputs = [{key: each[key] for key in each if key != "digest"} for each in first["inputs"]]
+        inputs = [
+            {key: each[key] for key in each if key not in INPUT_DIGESTS} for each in first["inputs"]
+        ]
         shared = shared_settings(self.contents)
         return {**shared, "reading": first["reading"], "inputs": inputs}
 

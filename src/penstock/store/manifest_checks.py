@@ -18,6 +18,9 @@ VERSIONS = (1, VERSION, TABLE_VERSION)
 
 _ANY = re.compile(r".*", re.DOTALL)
 HEX = re.compile(r"[0-9a-f]{64}")
+INPUT_DIGESTS = {"xxh3_128": re.compile(r"[0-9a-f]{32}"), "digest": HEX}
+"""The members of an input that may hold its digest, and its digits. The second is a SHA-256, which
+earlier versions wrote."""
 _MAX_VOCAB = 2**32
 _NEEDED, _KNOWN = frozenset(KINDS), frozenset((*CHECKED_KINDS, "checks"))
 
@@ -69,7 +72,8 @@ def _check_build(done: JsonObject, path: str) -> None:
     for each in done["inputs"]:
         checked_string(each["name"], f"{path}.inputs.name")
         checked_count(each["bytes"], f"{path}.inputs.bytes")
-        checked_string(each.get("digest"), f"{path}.inputs.digest", HEX, optional=True)
+        for name, digits in INPUT_DIGESTS.items():
+            checked_string(each.get(name), f"{path}.inputs.{name}", digits, optional=True)
 
 
 def check_part(entry: JsonObject, item_size: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
 from penstock.store.existing import renamed
+from penstock.store.inputs import recorded_digest
 from penstock.store.manifest import FILE_NAME, Manifest, shared_settings
 from penstock.store.part import SIDES
 from penstock.store.sides import open_stores
@@ -82,7 +83,7 @@ def refuse_twice(sources: Sequence[MergeSource]) -> None:
     seen: dict[tuple[str, int, str | None], Path] = {}
     for source in sources:
         keys = {
-            (each["name"], each["bytes"], each.get("digest")): source.path
+            (each["name"], each["bytes"], recorded_digest(each)): source.path
             for each in source.first.inputs
         }
         if twice := [name for name, size, digest in keys if (name, size, digest) in seen]:

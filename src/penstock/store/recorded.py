@@ -17,7 +17,7 @@ from penstock.errors import StoreError
 from penstock.sources.files import STDIN, InputFile
 from penstock.sources.listing import list_files
 from penstock.sources.settings import ReadSettings, Texts
-from penstock.store.inputs import read_digests, read_stamps
+from penstock.store.inputs import read_digests, read_stamps, recorded_digest
 from penstock.store.job import BuildSettings, Job
 from penstock.store.manifest import JsonObject, Manifest, shared_settings
 from penstock.store.reader import tokenizer_of
@@ -147,20 +147,19 @@ class RecordedBuild:
         return files, problems
 
     def _digest(self, number: int) -> str | None:
-        digest: str | None = self.entry["inputs"][number].get("digest")
-        return digest
+        return recorded_digest(self.entry["inputs"][number])
 
     def changed_inputs(self, job: Job, slices: Iterable[int]) -> list[str]:
         """The inputs of some slices that have another digest now."""
         wanted = set(slices)
         used = {s.file for piece in job.slices() if piece.index in wanted for s in piece.spans}
-        used = {number for number in used or range(len(job.files)) if self._digest(number)}
-        now = read_digests(job.files, job.slices(), used)
+        recorded = {n: digest for n in used or range(len(job.files)) if (digest := self._digest(n))}
+        now = read_digests(job.files, job.slices(), recorded)
         return [
             f"{job.files[number].name} has the digest {str(now.get(number))[:8]}…, and the store "
-            f"was built from {self._digest(number)}"
-            for number in sorted(used)
-            if now.get(number) != self._digest(number)
+            f"was built from {digest}"
+            for number, digest in sorted(recorded.items())
+            if now.get(number) != digest
         ]
 
 

@@ -1,4 +1,4 @@
-"""The work on one slice: read it, tokenize it, compare a sample, write its parts and sync them.
+"""The work on one slice: read it, tokenize it, choose a sample, write its parts and sync them.
 
     Order ── tokenize ──► TokenizedSlice ── write_parts ── sync_parts ──► MadeSlice
 
@@ -21,7 +21,7 @@ from penstock.store.job import Job
 from penstock.store.journal import SealedSlice
 from penstock.store.manifest import part_file
 from penstock.store.part import Encoded, PartBuilder
-from penstock.tokenize.oracle import SliceSample, compare
+from penstock.tokenize.oracle import EncodedSample, SliceSample, compare
 
 if TYPE_CHECKING:
     from penstock.chat.chat import TurnReport
@@ -72,6 +72,8 @@ class MadeSlice:
     record: SealedSlice
     turns: "TurnReport | None"
     """Counts of turns that are not trained on; None if the build has no chat template."""
+    sample: EncodedSample
+    """Texts of the slice that the build compares with the reference before it records the slice."""
 
 
 @dataclass(slots=True)
@@ -86,6 +88,8 @@ class TokenizedSlice:
     chat: "ChatStage | None"
     """The chat stage of the job, with turn counts of this slice alone."""
     digests: SpanDigests = field(default_factory=SpanDigests)
+    encoded: EncodedSample | None = None
+    """The sample, when the slice is tokenized."""
     first: Batch | None = None
     """The first documents of the build, if this slice holds them and they are not compared yet."""
 
@@ -97,7 +101,8 @@ class TokenizedSlice:
     @property
     def made(self) -> MadeSlice:
         """The result, when all parts are on disk."""
-        return MadeSlice(self.record, self.chat.report if self.chat else None)
+        assert self.encoded is not None  # since `tokenize` has ended
+        return MadeSlice(self.record, self.chat.report if self.chat else None, self.encoded)
 
     def input_digests(self) -> Pieces:
         """The digests of the pieces of the inputs that the slice covers."""
@@ -112,11 +117,6 @@ class TokenizedSlice:
             compare(self.job.tokenizer, batch.texts, input_bytes)
             if self.chat is not None:
                 self.chat.compare(batch)
-
-    def compare(self) -> None:
-        """Compare the first documents, if they are here, and the sample of the slice."""
-        self.compare_first()
-        self.sample.compare()
 
 
 def tokenize(
@@ -168,6 +168,8 @@ def tokenize(
         if on_batch is not None:
             on_batch(done)
     watch.report(Advance(left, Tally(), 0, []))
+    # Here and not later: one more call at the same time would load another tokenizer.
+    done.encoded = done.sample.encoded()
     return done
 
 
@@ -230,7 +232,7 @@ def sync_parts(done: TokenizedSlice, digests: Callable[[], Pieces] | None = None
             sync_file(path)
         if job.settings.read_back:
             refuse_unlike(path, digest)
-    record.digests = done.input_digests() if digests is None else digests()
+    record.pieces = done.input_digests() if digests is None else digests()
     # The names of the parts are synced before the record is written: a record that survives a
     # power cut must not name files that did not survive it.
     for side in record.parts:

@@ -57,7 +57,6 @@ class ThreadRunner:
                     return None
                 opened.enter_context(self._idle.open_slice())
                 done = tokenize(self._job, order, watch, encode=self._idle.encode)
-                done.compare()
             digests = self._idle.offer(done.input_digests)
             write_parts(done)
             return sync_parts(done, partial(self._idle.result, digests))
@@ -135,7 +134,7 @@ class LiveRunner:
         made = sync_parts(done)
         # Under the semaphore: one more call at the same time would load another tokenizer.
         with self._tokenizing:
-            done.compare()
+            done.compare_first()
         return made
 
     def _announce_many(self, done: TokenizedSlice) -> None:

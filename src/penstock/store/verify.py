@@ -41,6 +41,7 @@ from penstock.store.manifest import (
     part_file,
     rejects_file,
 )
+from penstock.store.manifest_checks import INPUT_DIGESTS
 from penstock.store.parts import REPAIR_ADVICE
 from penstock.store.reader import TokenStore
 from penstock.store.sides import stores_at
@@ -246,6 +247,6 @@ def comparable(inputs: Sequence[JsonObject]) -> list[JsonObject]:
     """
     names = recorded_names([each["name"] for each in inputs])
     return [
-        {key: value for key, value in each.items() if key != "digest"} | {"name": name}
+        {key: value for key, value in each.items() if key not in INPUT_DIGESTS} | {"name": name}
         for each, name in zip(inputs, names, strict=True)
     ]

@@ -182,6 +182,7 @@ class Workers:
         The record comes last, because it promises that the parts are whole and on disk.
         """
         record = made.record
+        made.sample.compare(self._job.tokenizer)
         self._journal.seal(record)
         if self._job.remote is not None:
             self._job.remote.upload(record)

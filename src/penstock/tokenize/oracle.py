@@ -11,6 +11,7 @@ not by the clock. So a build that found a difference finds it again.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -63,15 +64,62 @@ def compare(tokenizer: Tokenizer, texts: pa.LargeBinaryArray, input_bytes: int) 
     # A longer document is cut at a character: all of it could take minutes.
     sample = [text.as_py() for text in texts[:num_documents]]
     sample[0] = _whole_characters(sample[0][:most])
-    _compare(tokenizer, sample, [f"document {number:,}" for number in range(num_documents)])
+    names = [f"document {number:,}" for number in range(num_documents)]
+    EncodedSample.of(tokenizer, sample, names).compare(tokenizer)
     return num_documents
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSample:
+    """Texts and the ids that the fast engine gave them, to be compared with the reference.
+
+    Another process may compare them, so that only one process of a build loads the reference.
+    """
+
+    texts: list[bytes]
+    names: list[str]
+    ids: list[NDArray[np.uint32]]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, texts: list[bytes], names: list[str]) -> "EncodedSample":
+        """Encode `texts` with the fast engine."""
+        if tokenizer.reference is None or not texts:
+            return cls([], [], [])
+        ids, offsets = tokenizer.engine.encode(binary_array(texts))
+        # Copies, because the ids of a view would be pickled with all others.
+        return cls(texts, names, [ids[a:b].copy() for a, b in pairwise(offsets.tolist())])
+
+    def compare(self, tokenizer: Tokenizer) -> None:
+        """Encode the texts with the reference of `tokenizer`.
+
+        Raises:
+            TokenMismatchError: an id differs.
+        """
+        if tokenizer.reference is None or not self.texts:
+            return
+        expected, offsets = tokenizer.reference.encode(binary_array(self.texts))
+        for number, (a, b) in enumerate(pairwise(offsets.tolist())):
+            if not np.array_equal(self.ids[number], expected[a:b]):
+                raise self._mismatch(tokenizer, number, expected[a:b].tolist())
+
+    def _mismatch(self, tokenizer: Tokenizer, number: int, right: list[int]) -> TokenMismatchError:
+        assert tokenizer.reference is not None
+        found = self.ids[number].tolist()
+        at = first_difference(found, right)
+        return TokenMismatchError(
+            f"{tokenizer.engine.name} and {tokenizer.reference.name} disagree on "
+            f"{self.names[number]} from token {at:,} on: {found[at : at + 5]} and "
+            f"{right[at : at + 5]}, for {self.texts[number][:60]!r}. The fast engine gives wrong "
+            f'ids for {tokenizer.name}. Use engine="tokenizers" of penstock.load_tokenizer or '
+            "penstock.build (--engine tokenizers)."
+        )
 
 
 @dataclass(slots=True)
 class SliceSample:
     """The texts of one slice to compare with the reference.
 
-    `add` chooses the texts and `compare` encodes them. Both depend on the slice alone.
+    `add` chooses the texts and `encoded` encodes them. Both depend on the slice alone.
     """
 
     tokenizer: Tokenizer
@@ -116,18 +164,13 @@ class SliceSample:
         self._num_bytes += len(data)
         self._add_around_tokens(batch, spans)
 
-    def compare(self) -> int:
-        """Encode the chosen texts with both engines; returns the number of texts.
-
-        Raises:
-            TokenMismatchError: an id differs.
-        """
+    def encoded(self) -> EncodedSample:
+        """The chosen texts, encoded by the fast engine."""
         names = [
             f"the document at offset {offset:,} of {self.names[file]}"
             for file, offset in self._origins
         ]
-        _compare(self.tokenizer, self._texts, names)
-        return len(self._texts)
+        return EncodedSample.of(self.tokenizer, self._texts, names)
 
     def _keep(self, batch: Batch, row: int, text: NDArray[np.uint8]) -> None:
         self._texts.append(_whole_characters(text.tobytes()))
@@ -191,23 +234,3 @@ def first_difference(one: Sequence[int], two: Sequence[int]) -> int:
     """The first index at which two sequences differ, or the length of the shorter one."""
     pairs = enumerate(zip(one, two, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(two)))
-
-
-def _compare(tokenizer: Tokenizer, texts: list[bytes], names: list[str]) -> None:
-    if tokenizer.reference is None or not texts:
-        return
-    array = binary_array(texts)
-    ids, offsets = tokenizer.engine.encode(array)
-    expected, expected_offsets = tokenizer.reference.encode(array)
-    for number, text in enumerate(texts):
-        found = ids[offsets[number] : offsets[number + 1]].tolist()
-        right = expected[expected_offsets[number] : expected_offsets[number + 1]].tolist()
-        if found != right:
-            at = first_difference(found, right)
-            raise TokenMismatchError(
-                f"{tokenizer.engine.name} and {tokenizer.reference.name} disagree on "
-                f"{names[number]} from token {at:,} on: {found[at : at + 5]} and "
-                f"{right[at : at + 5]}, for {text[:60]!r}. The fast engine gives wrong ids for "
-                f'{tokenizer.name}. Use engine="tokenizers" of penstock.load_tokenizer or '
-                "penstock.build (--engine tokenizers)."
-            )

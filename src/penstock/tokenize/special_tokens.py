@@ -84,7 +84,11 @@ class PlainText:
         settings = ("ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
         if not found or not _is_bpe(model) or any(model.get(key) for key in settings):
             return tuple(sorted(found))
-        built = {"".join(merge_pair(merge)) for merge in model.get("merges") or ()}
+        # `merge_pair` of all merges took longer than to load a tokenizer.
+        merges = model.get("merges") or ()
+        built = {
+            each.replace(" ", "") if isinstance(each, str) else "".join(each) for each in merges
+        }
         return tuple(sorted(each for each in found if each in built or len(each) < 2))
 
     def config(self, num_prefixes: int = 0) -> Config:
