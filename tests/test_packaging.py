@@ -27,7 +27,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 # The packages of each extra that users have; tests/check_dist.py installs and imports them.
 EXTRAS = {
     "hf": ["accelerate", "datasets", "transformers"],
-    "isal": ["isal"],
     "lightning": ["lightning", "transformers"],
     "ray": ["ray"],
     "remote": ["obstore"],
@@ -158,12 +157,12 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(
     assert "SECRET" not in str(caught.value)
 
 
-def test_the_message_of_every_extra_is_read_but_of_the_one_that_has_a_fallback():
+def test_the_message_of_every_extra_is_read():
     named = {
         re.search(r"\[(\w+)\]", package)[1] for *_, package in MISSING if "penstock" in package
     }
 
-    assert named == EXTRAS.keys() - {"isal"}
+    assert named == EXTRAS.keys()
 
 
 def values_of(tree, name):

@@ -13,19 +13,33 @@ from penstock.store.block_reads import Run, check_runs, runs_of
 from penstock.store.blocks import BLOCK_BYTES
 
 
-@given(st.sets(st.integers(0, 500), max_size=100))
-def test_runs_hold_the_blocks_that_are_needed_and_few_others(blocks):
-    runs = runs_of(3, np.array(sorted(blocks), np.int64))
+def slow_runs(blocks, between):
+    """Runs that grow block by block, as long as the next block is near and the run is short."""
+    runs = []
+    for block in sorted(blocks):
+        if runs and block - runs[-1][-1] <= between + 1 and block - runs[-1][0] < 64:
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    return runs
 
-    assert [block for run in runs for block in run.needed] == sorted(blocks)
-    for run in runs:
-        assert run.part == 3
-        assert run.first == run.needed[0]
-        assert run.stop == run.needed[-1] + 1
-        assert run.stop - run.first <= 16
-        assert np.diff(run.needed).max(initial=1) <= 9
-    firsts = [run.first for run in runs]
-    assert all(run.stop <= first for run, first in zip(runs, firsts[1:], strict=False))
+
+@given(st.lists(st.sets(st.integers(0, 500), max_size=100), max_size=4))
+def test_few_blocks_are_read_in_long_runs(parts):
+    runs = runs_of([(number, np.array(sorted(each))) for number, each in enumerate(parts)])
+
+    expected = [(number, run) for number, each in enumerate(parts) for run in slow_runs(each, 32)]
+    assert [(run.part, run.needed) for run in runs] == expected
+    assert all((run.first, run.stop) == (run.needed[0], run.needed[-1] + 1) for run in runs)
+
+
+def test_of_many_blocks_few_others_are_read_with_them():
+    near, far = np.arange(0, 90_000, 9), np.arange(100_000, 300_000, 10)
+    runs = runs_of([(3, np.concatenate((near, far)))])
+
+    expected = slow_runs([*near.tolist(), *far.tolist()], 8)
+    assert [run.needed for run in runs] == expected
+    assert [run.needed for run in runs[-len(far) :]] == far[:, None].tolist()
 
 
 def long_runs(number):

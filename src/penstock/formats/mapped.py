@@ -96,7 +96,7 @@ class MappedBytes:
         )
 
 
-class MappedArray:
+class MappedArray(MappedBytes):
     """An array in a file. Safe to use from several threads and after a fork.
 
     Args:
@@ -109,8 +109,8 @@ class MappedArray:
     def __init__(
         self, path: Path, dtype: np.dtype[Any], offset: int = 0, count: int | None = None
     ) -> None:
-        self._bytes = MappedBytes(path)
-        size = self._bytes.size
+        super().__init__(path)
+        size = self.size
         left = size - offset
         if count is None:
             count, rest = divmod(left, dtype.itemsize)
@@ -130,16 +130,20 @@ class MappedArray:
 
     def array(self) -> Array:
         """Return the items, mapped into memory; the array is read-only."""
-        if self._start == self._stop:  # an empty file cannot be mapped
-            return np.zeros(0, self._dtype)
-        return self._bytes.array()[self._start : self._stop].view(self._dtype)
+        return self.located()[0]
 
     def located(self) -> tuple[Array, int]:
         """Return the items and their address: to ask NumPy for it takes 2 µs for each batch."""
-        if self._start == self._stop:
-            return self.array(), 0
-        found = self._bytes.mapped()
-        return found.data[self._start : self._stop].view(self._dtype), found.address + self._start
+        if self._start == self._stop:  # an empty file cannot be mapped
+            return np.zeros(0, self._dtype), 0
+        found = self.mapped()
+        return found.array, found.address
+
+    def _map(self) -> MappedFile:
+        # The array is made here, once for each map, because batches are read from many files.
+        found = super()._map()
+        items = found.data[self._start : self._stop].view(self._dtype)
+        return found._replace(array=items, address=found.address + self._start)
 
 
 class HeldArray:

@@ -74,6 +74,8 @@ class TokenFiles(LocalTokens):
             sizes.append(len(array))
         self.dtype: np.dtype[Any] = np.result_type(*dtypes)
         check_dtype(self.dtype, path)  # int64 and uint64 have no common integer dtype
+        self.is_uniform = dtypes == {self.dtype}
+        """Whether the ids of all files have this dtype, in this byte order."""
         self._part_tokens = np.array(sizes, np.int64)
         self.has_documents = all(each.bounds is not None for each in self._parts)
         self.has_loss = any(each.loss is not None for each in self._parts)

@@ -11,7 +11,7 @@ bit for each block: 57 MB for 15 trillion tokens of two bytes.
 
 import mmap
 from collections.abc import Callable, Sequence
-from itertools import islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -200,15 +200,24 @@ def _load(array: Ids, starts: Integers, length: int, unit: int, most: int) -> in
         return 0
     # madvise takes offsets in the mapping that are multiples of the page size. The array begins
     # after the header of the file, so its address is compared with that of the mapping.
-    address = np.frombuffer(mapping, np.uint8, count=1).ctypes.data
-    first_bytes = array.ctypes.data - address + starts * array.itemsize
-    firsts = first_bytes // unit * unit
-    stops = -(-(first_bytes + length * array.itemsize) // unit) * unit
-    stops = np.minimum(stops, len(mapping))
-    # Both arrays ascend. A request begins where the one before it does not reach.
-    begins = np.flatnonzero(np.concatenate(([True], firsts[1:] > stops[:-1])))
-    ends = np.append(begins[1:], len(firsts)) - 1
-    requests = zip(firsts[begins].tolist(), stops[ends].tolist(), strict=True)
-    for first, stop in islice(requests, most):
+    before = _address(array) - _address(np.frombuffer(mapping, np.uint8, count=1))
+    size, end = array.itemsize, len(mapping)
+    requests: list[tuple[int, int]] = []
+    # Numbers of Python: in a full shuffle, most pieces have one row, and calls of NumPy for each of
+    # them took ten times as long as the rest of a step.
+    for start in starts.tolist():
+        first_byte = before + start * size
+        first = first_byte // unit * unit
+        stop = min(-(-(first_byte + length * size) // unit) * unit, end)
+        if requests and first <= requests[-1][1]:
+            first = requests.pop()[0]
+        requests.append((first, stop))
+    for first, stop in requests[:most]:
         mapping.madvise(_WILL_NEED, first, stop - first)
-    return min(most, len(begins))
+    return min(most, len(requests))
+
+
+def _address(array: NDArray[Any]) -> int:
+    """Return where an array begins in memory, in a fifth of the time of `array.ctypes`."""
+    address: int = array.__array_interface__["data"][0]
+    return address

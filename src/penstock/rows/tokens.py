@@ -64,8 +64,11 @@ class Stream:
             )
         # The widest dtype: ids of a narrower member fit it, and none is truncated.
         self.dtype: np.dtype[Any] = np.result_type(*(member.dtype for member in self.members))
-        kinds = {(isinstance(each, TokenStore), each.dtype) for each in self.members}
-        self.is_uniform = kinds == {(True, self.dtype)}
+        self.is_uniform = all(
+            each.dtype == self.dtype
+            and (isinstance(each, TokenStore) or (isinstance(each, TokenFiles) and each.is_uniform))
+            for each in self.members
+        )
         """Whether all pieces are known to have this dtype: token files may have another order."""
         # A piece for each part of a store. Arrays: a list of 10^6 parts would take 100 MB.
         lengths = [each.part_tokens for each in self.members]
@@ -160,10 +163,14 @@ class Stream:
                 found = source.files.files(parts, "tokens")
                 arrays += [each.array for each in found]
                 addresses += [each.address for each in found]
+                continue
+            if isinstance(source, TokenFiles):
+                located = [source.part_located(part) for part in parts]
             else:
-                located = [_located(source, part) for part in parts]
-                arrays += [ids for ids, _ in located]
-                addresses += [address for _, address in located]
+                located = [_located(source.part_ids(part)) for part in parts]
+            for ids, address in located:
+                arrays.append(ids)
+                addresses.append(address)
         return arrays, np.array(addresses, np.int64)
 
     def bounds(self, number: int) -> Array:
@@ -303,9 +310,6 @@ class StreamRows(Rows):
         return self.num_readable
 
 
-def _located(member: Member, part: int) -> tuple[Ids, int]:
-    """Return the ids of one part, and where they begin in memory; 0 if they are not one array."""
-    if isinstance(member, TokenFiles):
-        return member.part_located(part)
-    ids = member.part_ids(part)
+def _located(ids: Ids) -> tuple[Ids, int]:
+    """Return ids, and where they begin in memory; 0 if they are not one array."""
     return ids, int(ids.ctypes.data) if isinstance(ids, np.ndarray) else 0

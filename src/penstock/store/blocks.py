@@ -6,7 +6,7 @@
 A block is 64 KiB of a file, counted from its first byte. The manifest has the SHA-256 of each file
 of checksums, so a file that belongs to another part or store does not pass for this one.
 
-`isal` computes a CRC-32 if it is installed, and otherwise `zlib`, with the same result. Both
+`isal` computes a CRC-32, and `zlib` where `isal` is not available, with the same result. Both
 release the GIL for each call. If another thread runs Python code, every call may then wait 5 ms
 for the GIL. So a reader computes one checksum of many blocks that follow each other. That must
 equal the checksum which follows from those of the blocks: see `joined_sum`.

@@ -174,10 +174,11 @@ class PartFiles:
         """
         if not self.is_checked:
             return
-        runs: list[Run] = []
+        needed: list[tuple[int, Integers]] = []
         for part, chosen in group_rows(parts):
             new = blocks[chosen]
-            runs += runs_of(part, new[~are_marked(self._checked(part, kind), new)])
+            needed.append((part, new[~are_marked(self._checked(part, kind), new)]))
+        runs = runs_of(needed)
         at_once = files_at_once(_RUNS_AT_ONCE)  # each may be in another file
         groups = [runs[first : first + at_once] for first in range(0, len(runs), at_once)]
         for group, following in zip_longest(groups, groups[1:], fillvalue=()):
