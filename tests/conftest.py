@@ -85,6 +85,16 @@ def pytest_configure(config):
         config.option.hypothesis_seed = str(SEED)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collect tests without collections of garbage, which are a tenth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
     """Start the longest files first, so that the processes of pytest-xdist end together."""

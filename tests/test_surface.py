@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import shlex
 import sys
 import tomllib
 from importlib import import_module
@@ -161,12 +162,19 @@ def blocks(page):
 def examples(page):
     """The Python and shell blocks of a page, as Python; without those marked `<!-- no-run -->`."""
     found = [(language, code) for mark, language, code in blocks(page) if not mark]
-    shell = "__import__('subprocess').run(['bash', '-euc', {!r}], check=True)\n"
     return [
-        code if language == "python" else shell.format(code)
+        code if language == "python" else shell_as_python(code)
         for language, code in found
         if language in ("python", "sh")
     ]
+
+
+def shell_as_python(code):
+    """A shell block as Python: commands of penstock alone as calls, which saves their imports."""
+    lines = [line for line in code.splitlines() if line]
+    if not all(re.fullmatch(r"penstock [\w ./:=,-]+(#.*)?", line) for line in lines):
+        return f"__import__('subprocess').run(['bash', '-euc', {code!r}], check=True)\n"
+    return "".join(f"run_command({shlex.split(line, comments=True)!r})\n" for line in lines)
 
 
 # Warnings are errors, and the log is shown if the page fails. One thread: beside other tests,
@@ -180,6 +188,26 @@ log = os.open("log", os.O_WRONLY | os.O_CREAT)
 os.dup2(log, 1), os.dup2(log, 2)
 os.environ["PATH"] = {programs!r} + os.pathsep + os.environ["PATH"]
 warnings.simplefilter("error")
+
+def run_command(words):
+    # As a shell does, but in a fork of this process, which has imported torch.
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # as in a new process; and Python 3.12 warns of a fork
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                import penstock.cli
+                sys.argv = words
+                code = penstock.cli.main() or 0
+            except SystemExit as ended:
+                code = ended.code or 0
+            except BaseException:
+                import traceback
+                traceback.print_exc()
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0, words
 """
 
 

@@ -16,7 +16,7 @@ def windows(tmp_path_factory):
     return Windows(path, 4)  # 75 rows
 
 
-def holds(kind, windows, **settings):
+def holds(kind, windows, steps=32, **settings):
     """Hold a kind of loader to the law."""
 
     def make(rank, world_size, prefetch):
@@ -29,12 +29,17 @@ def holds(kind, windows, **settings):
             **{"epochs": 2, **settings},
         )
 
-    assert_resumable(make, world_sizes=(1, 2, 3), prefetch=(0, 2))
+    assert_resumable(make, world_sizes=(1, 2, 3), prefetch=(0, 2), steps=steps)
 
 
 def test_a_loader_holds(windows):
     holds(Loader, windows)
-    holds(Loader, windows, epochs=None, format=BatchFormat(ids=True))
+
+
+@pytest.mark.parametrize("steps", [10, pytest.param(32, marks=pytest.mark.torture)])
+def test_a_loader_without_an_end_holds(windows, steps):
+    """Ten steps reach the second epoch, which begins after row 75."""
+    holds(Loader, windows, steps, epochs=None, format=BatchFormat(ids=True))
 
 
 class OffByOne(Loader):

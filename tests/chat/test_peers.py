@@ -6,13 +6,13 @@ the first, penstock must find the same mask by itself.
 """
 
 import datetime
+import functools
 import re
 from pathlib import Path
 
 import pytest
 
 from penstock.chat.chat import Chat
-from penstock.tokenize.tokenizer import load_tokenizer
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 trl = pytest.importorskip("trl", reason="trl is not installed")
@@ -70,7 +70,9 @@ CASES = {
 def hub(make_tokenizer):
     """A fast tokenizer of `transformers` whose special tokens are those of a template."""
 
-    def hub(source):
+    @functools.cache
+    def hub(source, template=None):
+        """With the tokens of one template, and this or another one to render with."""
         marks = re.findall(
             r"<\|[\w/ -]+\|>|<\uff5c[^\uff5c]+\uff5c>|<(?:start|end)_of_turn>|<\|?\w+\|?>|</s>",
             source,
@@ -80,7 +82,7 @@ def hub(make_tokenizer):
         fast = transformers.PreTrainedTokenizerFast(
             tokenizer_object=make_tokenizer([*special, bos, eos]), bos_token=bos, eos_token=eos
         )
-        fast.chat_template = source
+        fast.chat_template = template or source
         return fast
 
     return hub
@@ -106,10 +108,14 @@ def theirs(fast, messages, tools, *, masked=True):
     return text, told["input_ids"], told.get("assistant_masks")
 
 
-def ours(fast, source, messages, tools):
+@functools.cache
+def chat_of(fast, source):
     today = datetime.date.today() if "strftime_now" in source else None
-    chat = Chat(fast, fast, rewritten="train", date=today)
-    return chat.render({"messages": messages, "tools": tools})
+    return Chat(fast, fast, rewritten="train", date=today)
+
+
+def ours(fast, source, messages, tools):
+    return chat_of(fast, source).render({"messages": messages, "tools": tools})
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -148,11 +154,11 @@ def test_words_found_without_generation_blocks_are_those_of_trl(hub, name, case,
     plain = theirs(hub(published), messages, tools, masked=False)
     if expected is None or plain is None or plain[0] != expected[0]:
         pytest.skip("the published and the training template render it differently")
-    fast = hub(training)
-    fast.chat_template = published
+    fast = hub(training, published)
     rendered = ours(fast, published, messages, tools)
     text, ids, mask = expected
-    said = load_tokenizer(fast).decode([i for i, m in zip(ids, mask, strict=True) if m])
+    trained = [each for each, is_trained in zip(ids, mask, strict=True) if is_trained]
+    said = chat_of(fast, published).tokenizer.decode(trained)
     found = "".join(text[a:b] for a, b in rendered.trained)
     same = "".join(found.split()) == "".join(said.split())
     figure(f"{name}, {case}: {'equal' if same else 'same words'}")

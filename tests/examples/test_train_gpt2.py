@@ -14,7 +14,7 @@ def test_it_trains_on_two_files(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.txt").write_text(text)
     (tmp_path / "data" / "val.txt").write_text(text[:2_000])
-    small = ("--steps", "60", "--sequence-length", "32", "--layers", "1", "--width", "16")
+    small = ("--steps", "20", "--sequence-length", "32", "--layers", "1", "--width", "16")
     done = zygote.run(
         ["-W", "error", str(SCRIPT), *small],
         cwd=tmp_path,

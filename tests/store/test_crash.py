@@ -66,14 +66,14 @@ def prepare(inputs, tmp_path, monkeypatch):
     return prepare
 
 
-@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("every", [20, pytest.param(1, marks=pytest.mark.torture)])
 @pytest.mark.parametrize(
     "scenario", ["build", "split build", "append", "split append", "split one document"]
 )
 def test_a_build_killed_at_any_call_goes_on_to_the_same_bytes(
     killed, scenario, every, prepare, tmp_path, sums, figure
 ):
-    """`make test` kills at every tenth call, `make torture` at every call."""
+    """`make test` kills at every twentieth call, `make torture` at every call."""
     clean, place, kept = tmp_path / "clean", tmp_path / "store", tmp_path / "kept"
     prepare(scenario, clean)()
     build = prepare(scenario, place)

@@ -1,5 +1,6 @@
 """A store of a few thousand bytewise tokens, and jobs that train on it in a second."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,18 @@ from penstock.train import ModelConfig, OptimizationConfig, TrainingConfig, Trai
 torch.set_num_threads(1)
 
 TEXTS = [f"document {number}: " + "some words " * (number % 9) for number in range(120)]
+
+
+@pytest.fixture(autouse=True)
+def _without_pictures(request, monkeypatch):
+    """Runs draw no curve: that is a third of their time. Tests of curves ask for `pictures`."""
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+@pytest.fixture
+def pictures():
+    """Runs of this test draw their loss curve, as they do where matplotlib is installed."""
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +45,7 @@ def job(store, tiny, tmp_path):
     def job(*, optimization=None, **changes):
         whole = {name: changes.pop(name) for name in ("model", "plan", "val") if name in changes}
         training = {"steps": 12, "batch_size": 4, "val_every": 6, "save_every": 6, "seed": 3}
+        training["val_rows"] = 24  # of 218, which would take ten times as long as the steps
         made = TrainingJob(
             plan=ps.Plan(ps.Windows(store, 32), seed=1),
             val=ps.Windows(store, 32),

@@ -14,6 +14,8 @@ from penstock.train.display import draw_curve, report_line, write_curve
 from penstock.train.metrics import peak_flops, peak_memory
 from penstock.train.sample import generate
 
+pytestmark = pytest.mark.usefixtures("pictures")
+
 
 def metrics(num_steps=2_000):
     for step in range(1, num_steps + 1):

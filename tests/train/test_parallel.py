@@ -127,7 +127,12 @@ def test_a_run_is_the_same_in_every_mode_and_on_any_number_of_processes(alone, r
 
 
 @pytest.mark.parametrize(
-    ("size", "parallel", "moments"), [(1, "ddp", [3, 8]), (3, "ddp", [5]), (2, "fsdp", [5])]
+    ("size", "parallel", "moments"),
+    [
+        pytest.param(1, "ddp", [3, 8], marks=pytest.mark.torture),
+        (3, "ddp", [5]),
+        (2, "fsdp", [5]),
+    ],
 )
 def test_a_killed_run_has_bitwise_the_losses_of_one_that_was_not(
     server, store, tmp_path, size, parallel, moments

@@ -64,7 +64,7 @@ def test_the_last_checkpoint_knows_the_last_validation(job):
     assert again.progress.val_loss == first.progress.val_loss == lines(made, "val")[-1]["val_loss"]
 
 
-def test_a_run_killed_in_its_last_validation_makes_up_for_it(job):
+def test_a_run_killed_in_its_last_validation_makes_up_for_it(job, pictures):
     made = job(steps=12, save_every=4, val_every=5)
     with pytest.raises(KeyboardInterrupt):
         run(made, log=stopper(lambda logged: str(logged).startswith("step 12: validation")))
@@ -76,7 +76,7 @@ def test_a_run_killed_in_its_last_validation_makes_up_for_it(job):
     assert (made.output / "curve.svg").exists()
 
 
-def test_a_picture_that_a_kill_left_out_is_drawn_the_next_time(job):
+def test_a_picture_that_a_kill_left_out_is_drawn_the_next_time(job, pictures):
     run(job())
     curve = job().output / "curve.svg"
     drawn = curve.read_bytes()

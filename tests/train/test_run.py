@@ -44,7 +44,7 @@ def run(job, **options):
     return train(job, device="cpu", **options)
 
 
-def test_it_learns_and_leaves_its_traces(job):
+def test_it_learns_and_leaves_its_traces(pictures, job):
     made = job(steps=40, val_every=10, save_every=10, target_val_loss=4.0)
     logged = []
     result = run(made, log=logged.append)

@@ -126,12 +126,20 @@ def test_a_run_is_resumed_exactly_on_any_number_of_ranks(name, stops):
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker")
-@pytest.mark.parametrize("name", ["proportional", "scheduled"])
-def test_a_run_is_resumed_exactly_on_any_number_of_workers(name):
+@pytest.mark.parametrize(
+    ("name", "stops"),
+    [
+        ("proportional", [12]),
+        ("scheduled", [3]),
+        pytest.param("proportional", [3], marks=pytest.mark.torture),
+        pytest.param("scheduled", [12], marks=pytest.mark.torture),
+    ],
+)
+def test_a_run_is_resumed_exactly_on_any_number_of_workers(name, stops):
     def loader(prefetch):
         return make(batch_size=8, num_workers=prefetch, **STRATEGIES[name])
 
-    assert_resumable(loader, prefetch=(0, 1, 3), stops=(3, 12))
+    assert_resumable(loader, prefetch=(0, 1, 3), stops=stops)
 
 
 @pytest.mark.parametrize(
