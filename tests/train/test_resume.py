@@ -33,7 +33,7 @@ def at_step(step):
     return lambda logged: isinstance(logged, RunReport) and logged.progress.step == step
 
 
-def test_fewer_steps_than_were_taken_are_a_finished_run(job):
+def test_fewer_steps_than_were_taken_are_a_finished_run(pictures, job):
     run(job())
     logged = []
     result = run(job(steps=5), log=logged.append)

@@ -142,7 +142,7 @@ def stopper(after):
     return log
 
 
-def test_a_finished_run_is_recognised(job):
+def test_a_finished_run_is_recognised(pictures, job):
     first = run(job())
     logged = []
     again = run(job(), log=logged.append)
@@ -368,7 +368,7 @@ def test_a_device_that_is_not_there_is_named(job):
             train(job(), device="cuda")
 
 
-def test_minutes_become_a_number_of_steps_that_is_kept(job, clock):
+def test_minutes_become_a_number_of_steps_that_is_kept(pictures, job, clock):
     made = job(steps=None, max_minutes=0.06, val=None, val_every=10_000, save_every=10_000)
     logged = []
     result = run(made, log=logged.append)

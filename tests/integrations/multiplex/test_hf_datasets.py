@@ -78,7 +78,7 @@ def test_batches_equal_those_of_lists_with_and_without_workers(stored, name):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.torture)])
 def test_a_run_resumes_in_the_middle_of_an_epoch(stored, name, workers):
     loader = make(stored, name, num_workers=workers)
     left = iter(loader)
