@@ -37,6 +37,7 @@ test-floors:
 # Kills, fuzzing, all topologies: figures go to docs/reliability.md.
 torture: $(VENV)/.dev
 	$(BIN)/python -m pytest -m torture --timeout 7200
+	HYPOTHESIS_PROFILE=torture $(BIN)/python -m pytest -m "hypothesis and not torture and not gpu" --timeout 7200
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
