@@ -78,7 +78,7 @@ def pytest_configure(config):
     # A process of "forkserver" gets its arguments pickled, as one of "spawn" does, but is a fork of
     # one that has imported these: 0.1 s instead of 3 s of processor time.
     multiprocessing.set_forkserver_preload(
-        ["torch", "penstock.loader.loader", "penstock.store.build"]
+        ["torch", "pytest", "hypothesis", "penstock.loader.loader", "penstock.store.build"]
     )
     config.pluginmanager.register(_Doctests())
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

@@ -267,7 +267,7 @@ def made_template(seed):
     )
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(3000, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("count", [15, pytest.param(3000, marks=pytest.mark.torture)])
 def test_random_templates_end_within_bounded_memory(count):
     sources = [made_template(seed) for seed in range(count)]
 

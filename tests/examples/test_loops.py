@@ -3,13 +3,12 @@
 import json
 import os
 import re
-import runpy
 import socket
-import sys
-from contextlib import redirect_stdout
+import subprocess
 from pathlib import Path
 
 import pytest
+import zygote
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WHOLE, STOP = 3, 1
@@ -54,35 +53,34 @@ def test_a_loop_that_was_stopped_resumes_exactly(kind, request, run_here):
     assert whole[3] < whole[1]
 
 
-def one_rank(rank, world_size, port, arguments):
-    """Run the example as torchrun would, and write what it prints to a file."""
+def start_rank(rank, world_size, port, arguments, directory):
+    """Start the example as torchrun would."""
     settings = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in settings.items()})
-    os.environ["MASTER_ADDR"] = "127.0.0.1"
-    sys.argv = ["loop_fsdp2.py", *arguments]
-    with Path(f"rank{rank}.txt").open("w") as shown, redirect_stdout(shown):
-        runpy.run_path(str(EXAMPLES / "loop_fsdp2.py"), run_name="__main__")
+    settings |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": 1}
+    return zygote.Popen(
+        [EXAMPLES / "loop_fsdp2.py", *arguments],
+        cwd=directory,
+        env={**os.environ, **{name: str(value) for name, value in settings.items()}},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
-def test_the_loop_of_fsdp2_resumes_on_another_number_of_ranks(
-    tmp_path, monkeypatch, text, imported_once
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
+def test_the_loop_of_fsdp2_resumes_on_another_number_of_ranks(tmp_path, text):
     def run(out, steps, world_size):
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
         arguments = [*text, "--out", out, "--steps", str(steps)]
-        given = [(rank, world_size, port, arguments) for rank in range(world_size)]
-        ranks = [imported_once.Process(target=one_rank, args=each) for each in given]
-        for each in ranks:
-            each.start()
-        for each in ranks:
-            each.join(120)
-            each.kill()
-        assert [each.exitcode for each in ranks] == [0] * world_size
-        return losses(Path("rank0.txt").read_text())
+        ranks = [
+            start_rank(rank, world_size, port, arguments, tmp_path) for rank in range(world_size)
+        ]
+        try:
+            shown = [each.communicate(timeout=120)[0] for each in ranks]
+        finally:
+            for each in ranks:
+                each.kill()
+        assert [each.returncode for each in ranks] == [0] * world_size
+        return losses(shown[0])
 
     whole = run("whole", WHOLE, 1)
     before, after = run("stopped", STOP, 1), run("stopped", WHOLE, 2)

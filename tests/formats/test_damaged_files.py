@@ -122,12 +122,12 @@ def survives(layouts, layout, directory, seed):
 
 
 @pytest.mark.parametrize("layout", COLUMNS)
-def test_100_damaged_sets_with_columns_are_refused_or_read_in_the_vocabulary(
+def test_40_damaged_sets_with_columns_are_refused_or_read_in_the_vocabulary(
     layouts, layout, tmp_path
 ):
-    seeds = range(100)
+    seeds = range(40)
     refused = sum(survives_with_columns(layouts, layout, tmp_path / "x", each) for each in seeds)
-    assert refused > 20
+    assert refused > 8
 
 
 @pytest.mark.torture
@@ -141,9 +141,9 @@ def test_1000_damaged_sets_with_columns_are_refused_or_read_in_the_vocabulary(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_200_damaged_sets_are_refused_or_read_equally(layouts, layout, tmp_path):
-    refused = sum(survives(layouts, layout, tmp_path / "x", seed) for seed in range(200))
-    assert refused > 20
+def test_60_damaged_sets_are_refused_or_read_equally(layouts, layout, tmp_path):
+    refused = sum(survives(layouts, layout, tmp_path / "x", seed) for seed in range(60))
+    assert refused > 6
 
 
 @pytest.mark.torture

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed import init_device_mesh
-from torch.distributed.tensor.experimental import context_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from penstock.errors import PlanError
@@ -321,6 +320,9 @@ def test_rows_that_do_not_divide_into_slices_are_refused(store, as_rank):
 
 def test_context_parallel_of_torch_slices_whole_rows_that_were_copied(store, as_rank):
     """It writes into its buffers, and inputs and targets of a loader share one."""
+    # Here, because the processes of the test below import this file, and this takes 1 s.
+    from torch.distributed.tensor.experimental import context_parallel
+
     read = {"inputs": [], "targets": [], "position_ids": []}
     for rank in range(2):
         as_rank(rank, 2)

@@ -75,8 +75,8 @@ def test_a_shuffled_epoch_follows_in_a_new_order(store, shuffle, options):
         windows, 7, shuffle=shuffle, seed=3, epochs=1, drop_last=False, format=BatchFormat(ids=True)
     )
     loops = [samples(way(loader, options)) for _ in range(3)]
-    endless = Loader(windows, 1, shuffle=shuffle, seed=3, format=BatchFormat(ids=True))
-    expected = [batch["sample"].item() for batch in islice(endless, 3 * len(windows))]
+    endless = Loader(windows, 30, shuffle=shuffle, seed=3, format=BatchFormat(ids=True))
+    expected = samples(islice(endless, len(windows) // 10 + 1))[: 3 * len(windows)]
 
     assert [row for loop in loops for row in loop] == expected
     assert all(sorted(loop) == list(range(len(windows))) for loop in loops)
@@ -420,7 +420,7 @@ def loops(ranks, steps):
 
 
 def test_random_runs_read_what_a_list_of_positions_says(numbered):
-    for seed in range(150):
+    for seed in range(50):
         check_run(numbered, seed)
 
 

@@ -28,8 +28,18 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "prefetch"),
+    [
+        *((kind, 0) for kind in KINDS),
+        *(("windows", 2), ("packs", 2)),  # the thread that reads ahead asks rows of any kind alike
+        *(
+            pytest.param(kind, 2, marks=pytest.mark.torture)
+            for kind in KINDS
+            if kind not in ("windows", "packs")
+        ),
+    ],
+)
 def test_two_epochs_are_those_of_the_finished_store(stream, finished, same, kind, prefetch):
     make, options = (
         KINDS[kind],
