@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import multiprocessing
 import os
 import re
 import subprocess
@@ -514,8 +513,10 @@ def _race(number, data, address, directory, barrier, results):
 
 
 @pytest.mark.slow
-def test_of_many_processes_one_downloads_and_all_have_the_file(server, mirror, tmp_path):
-    context = multiprocessing.get_context("spawn")
+def test_of_many_processes_one_downloads_and_all_have_the_file(
+    server, mirror, tmp_path, imported_once
+):
+    context = imported_once
     server.faults = [{"before": lambda: server.stop.wait(0.5)}]
     barrier, results = context.Barrier(6), context.Queue()
     arguments = (BYTES, server.address, tmp_path, barrier, results)

@@ -1,7 +1,7 @@
 """Odd values in recipes: each works, or is an error in a few words that names setting and file.
 
 Each case changes a setting of a small recipe, or the bytes of the file, and runs `penstock plan` in
-this process, which reads the recipe, opens the data and makes the plan. 200 cases in the default
+this process, which reads the recipe, opens the data and makes the plan. 80 cases in the default
 run, and 10,000 with `make torture`.
 """
 
@@ -140,7 +140,7 @@ def answer(command, name, data, place):
 
 @pytest.mark.parametrize(
     "num_cases",
-    [200, pytest.param(10_000, marks=[pytest.mark.torture, pytest.mark.timeout(3_600)])],
+    [80, pytest.param(10_000, marks=[pytest.mark.torture, pytest.mark.timeout(3_600)])],
 )
 def test_an_odd_value_works_or_is_an_error_that_names_setting_and_file(num_cases, place, figure):
     draw = random.Random(15)
