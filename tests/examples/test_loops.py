@@ -10,6 +10,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+from torch_version import needs_fsdp
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WHOLE, STOP = 3, 1
@@ -64,6 +65,7 @@ def one_rank(rank, world_size, port, arguments):
         runpy.run_path(str(EXAMPLES / "loop_fsdp2.py"), run_name="__main__")
 
 
+@needs_fsdp
 def test_the_loop_of_fsdp2_resumes_on_another_number_of_ranks(
     tmp_path, monkeypatch, text, imported_once
 ):
