@@ -6,7 +6,7 @@ several units here.
 """
 
 import sys
-from inspect import signature
+from inspect import getsource, signature
 from itertools import pairwise
 
 import numpy as np
@@ -395,9 +395,34 @@ def flash_model(monkeypatch):
     return make
 
 
+def gpt2_loses_positions():
+    """Whether GPT-2 of this transformers computes FlashAttention without position_ids."""
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Model
+
+    call = getsource(GPT2Model.forward).partition("= block(")[2].partition(")\n")[0]
+    return "position_ids=position_ids" not in call
+
+
+def test_flash_attention_that_gets_no_positions_is_refused(store, flash_model, monkeypatch):
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
+
+    model = flash_model("gpt2")
+    whole = GPT2Attention.__call__
+
+    def without_positions(self, *given, position_ids=None, **named):
+        return whole(self, *given, **named)
+
+    monkeypatch.setattr(GPT2Attention, "__call__", without_positions)
+    with pytest.raises(PlanError, match="does not pass position_ids to FlashAttention"):
+        StepLoader(Packs(store, LENGTH), 4, model=model)
+    assert model.config._attn_implementation == "flash_attention_2"
+
+
 @MODELS
 def test_flash_attention_gets_batches_of_one_row(store, data_module, flash_model, kind):
     model = flash_model(kind)
+    if kind == "gpt2" and gpt2_loses_positions():
+        pytest.skip("is refused; tested above")
     module = data_module()
     module.trainer = type("Trainer", (), {"lightning_module": model})()
     module.trainer.distributed_sampler_kwargs = None
