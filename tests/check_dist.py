@@ -22,10 +22,16 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+SUPPORT = ROOT / "tests" / "support"
 NOT_RELEASED = (".ci/",)
 
 
 def main():
+    sys.path.append(str(SUPPORT))  # which pytest has from pyproject.toml
+    # Not at the top, because pytest collects this file and cannot import its neighbours from it.
+    from test_packaging import EXTRAS
+    from test_surface import PREAMBLE, examples
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dist", type=Path)
     parser.add_argument("tag", nargs="?")
@@ -38,7 +44,8 @@ def main():
     check_files(wheel, sdist, version)
     with tempfile.TemporaryDirectory() as directory:
         check_sdist(sdist, Path(directory, "sdist"))
-        check_wheel(wheel.resolve(), version, Path(directory, "wheel"))
+        blocks = examples(ROOT / "README.md")
+        check_wheel(wheel.resolve(), version, Path(directory, "wheel"), blocks, PREAMBLE, EXTRAS)
     say(f"{wheel.name} and {sdist.name} are complete")
 
 
@@ -81,10 +88,7 @@ def check_sdist(sdist, directory):
     say(f"sdist: {passed.splitlines()[-1]}")
 
 
-def check_wheel(wheel, version, directory):
-    from test_packaging import EXTRAS  # here: pytest, which collects this file, cannot import it
-    from test_surface import PREAMBLE, examples
-
+def check_wheel(wheel, version, directory, blocks, preamble, extras):
     environment, empty = directory / "venv", directory / "empty"
     venv.create(environment, with_pip=True)
     programs = environment / "bin"
@@ -97,10 +101,10 @@ def check_wheel(wheel, version, directory):
     def here(*command):
         return run(*command, cwd=empty, env=kept)
 
-    def install(extras=""):
+    def install(names=""):
         constraints = ROOT / "constraints.txt"
         pip = (programs / "python", "-m", "pip", "--disable-pip-version-check", "install", "-q")
-        here(*pip, "-c", constraints, f"{wheel}{extras}")
+        here(*pip, "-c", constraints, f"{wheel}{names}")
 
     install()
     expect(here("penstock", "--version") == f"penstock {version}\n", "--version is another one.")
@@ -113,15 +117,14 @@ def check_wheel(wheel, version, directory):
 
     install("[report]")
     (empty / "input.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 2_000)
-    blocks = examples(ROOT / "README.md")
-    code = "\n".join([PREAMBLE.format(programs=str(programs)), *blocks])
+    code = "\n".join([preamble.format(programs=str(programs)), *blocks])
     (empty / "readme.py").write_text(code, encoding="utf-8")
     done = subprocess.run([programs / "python", "readme.py"], cwd=empty, env=kept, check=False)
-    expect(done.returncode == 0, (empty / "log").read_text(encoding="utf-8"))
+    expect(done.returncode == 0, f"README.md: {(empty / 'log').read_text(encoding='utf-8')}")
     say(f"README.md: {len(blocks)} blocks ran")
 
-    install(f"[{','.join(EXTRAS)}]")
-    for extra, packages in EXTRAS.items():
+    install(f"[{','.join(extras)}]")
+    for extra, packages in extras.items():
         here(programs / "python", "-c", f"import {', '.join(packages)}")
         say(f"penstock[{extra}]: {', '.join(packages)}")
 

@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import subprocess
 import sys
 import tomllib
 import warnings
@@ -54,9 +55,21 @@ def test_the_floors_are_those_of_the_project():
     extras = PROJECT["optional-dependencies"]
     declared = PROJECT["dependencies"] + [each for name in EXTRAS for each in extras[name]]
     floors = {re.sub(r"\[\w+\]|>=", lambda found: "==" * (found[0] == ">="), e) for e in declared}
-    lines = (ROOT / "constraints-floors.txt").read_text(encoding="utf-8").splitlines()
+    text = (ROOT / "constraints-floors.txt").read_text(encoding="utf-8")
+    lines = text.partition("# Not declared")[0].splitlines()
 
     assert sorted(each for each in lines if not each.startswith("#")) == sorted(floors)
+
+
+def test_the_check_of_a_release_can_import_the_tests_that_it_uses():
+    """It runs without pytest, which would add tests/support to the path; --help imports all."""
+    check = [sys.executable, "check_dist.py", "--help"]
+    done = subprocess.run(
+        check, cwd=ROOT / "tests", capture_output=True, text=True, timeout=300, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: check_dist.py [-h] dist [tag]")
 
 
 def test_the_citation_has_the_version_of_the_package():

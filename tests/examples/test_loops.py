@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import zygote
+from torch_version import needs_fsdp
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WHOLE, STOP = 3, 1
@@ -66,6 +67,7 @@ def start_rank(rank, world_size, port, arguments, directory):
     )
 
 
+@needs_fsdp
 def test_the_loop_of_fsdp2_resumes_on_another_number_of_ranks(tmp_path, text):
     def run(out, steps, world_size):
         with socket.create_server(("127.0.0.1", 0)) as server:

@@ -44,7 +44,11 @@ def theirs():
     backend = Tokenizer.from_str(find_definition("gpt2").text)
     token = "<|endoftext|>"
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token=token, bos_token=token, pad_token=token
+        tokenizer_object=backend,
+        eos_token=token,
+        bos_token=token,
+        pad_token=token,
+        model_input_names=["input_ids", "attention_mask"],  # as its GPT2TokenizerFast
     )
 
 

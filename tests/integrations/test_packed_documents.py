@@ -6,6 +6,7 @@ several units here.
 """
 
 import sys
+from inspect import getsource, signature
 from itertools import pairwise
 
 import numpy as np
@@ -293,6 +294,8 @@ def test_a_step_of_the_trainer_has_the_loss_of_its_documents_alone(store, tmp_pa
 
 
 def arguments_of(folder, eval_batch_size=8):
+    known = signature(transformers.TrainingArguments).parameters
+    cached = {"use_cache": True} if "use_cache" in known else {}  # 4.55 has none
     return transformers.TrainingArguments(
         str(folder),
         max_steps=1,
@@ -304,7 +307,7 @@ def arguments_of(folder, eval_batch_size=8):
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
-        use_cache=True,
+        **cached,
     )
 
 
@@ -379,21 +382,47 @@ def flash_model(monkeypatch):
 
     kernels = (flash, flash_varlen, None, None, None)
     monkeypatch.setattr(theirs, "_lazy_imports", lambda *_, **__: kernels)
-    monkeypatch.setattr(theirs, "_loaded_implementation", None)
+    monkeypatch.setattr(theirs, "_loaded_implementation", None, raising=False)  # not in 4.55
 
     def make(kind):
         model = make_model(kind)
         model.config._attn_implementation = "flash_attention_2"
         # Where GPT-2 asks for a precision that the kernel takes: this one takes any.
         model.config._is_quantized, model.config.dtype = False, torch.float32
+        model.config._pre_quantization_dtype = torch.float32  # where transformers 4.55 asks
         return model
 
     return make
 
 
+def gpt2_loses_positions():
+    """Whether GPT-2 of this transformers computes FlashAttention without position_ids."""
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Model
+
+    call = getsource(GPT2Model.forward).partition("= block(")[2].partition(")\n")[0]
+    return "position_ids=position_ids" not in call
+
+
+def test_flash_attention_that_gets_no_positions_is_refused(store, flash_model, monkeypatch):
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
+
+    model = flash_model("gpt2")
+    whole = GPT2Attention.__call__
+
+    def without_positions(self, *given, position_ids=None, **named):
+        return whole(self, *given, **named)
+
+    monkeypatch.setattr(GPT2Attention, "__call__", without_positions)
+    with pytest.raises(PlanError, match="does not pass position_ids to FlashAttention"):
+        StepLoader(Packs(store, LENGTH), 4, model=model)
+    assert model.config._attn_implementation == "flash_attention_2"
+
+
 @MODELS
 def test_flash_attention_gets_batches_of_one_row(store, data_module, flash_model, kind):
     model = flash_model(kind)
+    if kind == "gpt2" and gpt2_loses_positions():
+        pytest.skip("is refused; tested above")
     module = data_module()
     module.trainer = type("Trainer", (), {"lightning_module": model})()
     module.trainer.distributed_sampler_kwargs = None
@@ -412,8 +441,9 @@ def test_flash_attention_gets_batches_of_one_row(store, data_module, flash_model
             assert torch.equal(flat[name].flatten(), rows[name].flatten())
         loss = float(model(**flat).loss.detach())
         assert loss == pytest.approx(loss_alone(model, [rows]), abs=1e-4)
-    # Several rows are what goes wrong: so the test can fail.
-    assert largest_difference(model, plain[:1])[0] > 1
+    # Several rows are what goes wrong, though not in 4.55: so the test can fail.
+    if int(transformers.__version__.partition(".")[0]) > 4:
+        assert largest_difference(model, plain[:1])[0] > 1
 
 
 def test_flash_attention_is_refused_where_rows_cannot_be_joined(store, flash_model, tmp_path):

@@ -3,9 +3,11 @@
 import threading
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from inspect import getsource
 from urllib.parse import urlsplit
 
 import fsspec
+import fsspec.implementations.http
 import pytest
 
 import penstock
@@ -181,6 +183,8 @@ def test_a_server_without_a_length_or_a_sign_of_change_is_refused(server):
 )
 def test_a_file_that_is_replaced_between_two_requests_is_refused(server, tmp_path, change):
     (name,) = change
+    if name not in getsource(fsspec.implementations.http):
+        pytest.skip(f"fsspec {fsspec.__version__} does not read {name}")
     server.validators = {name: "Mon, 01 Jan 2024 00:00:00 GMT"}
 
     def replace(status, headers, body):

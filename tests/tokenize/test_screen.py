@@ -5,6 +5,7 @@ import copy
 import json
 
 import pytest
+from tokenizers import pre_tokenizers
 
 from penstock.errors import TokenizerError
 from penstock.tokenize.definition import _gpt2
@@ -152,6 +153,8 @@ PANICS = {
 
 @pytest.mark.parametrize("key", PANICS)
 def test_a_panic_of_the_library_is_an_error_that_can_be_caught(key, small, tmp_path):
+    if key == "pre_tokenizer" and not hasattr(pre_tokenizers, "FixedLength"):
+        pytest.skip("tokenizers 0.21 has no such pre-tokenizer")
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps({**small, key: PANICS[key]}))
 

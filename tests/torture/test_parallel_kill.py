@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch_version import needs_fsdp
 
 import penstock as ps
 from penstock.train import train
@@ -34,7 +35,12 @@ def store(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("size", "mode", "optimizer"),
-    [(3, "fsdp", "adamw"), (3, "ddp", "muon"), (2, "fsdp", "muon"), (2, "ddp", "adamw")],
+    [
+        pytest.param(3, "fsdp", "adamw", marks=needs_fsdp),
+        (3, "ddp", "muon"),
+        pytest.param(2, "fsdp", "muon", marks=needs_fsdp),
+        (2, "ddp", "adamw"),
+    ],
 )
 def test_kills_change_no_bit_on_as_many_processes(
     server, store, tmp_path, size, mode, optimizer, figure
@@ -55,6 +61,7 @@ def test_kills_change_no_bit_on_as_many_processes(
     )
 
 
+@needs_fsdp
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_kills_and_other_processes_change_losses_by_rounding(
     server, store, tmp_path, optimizer, figure

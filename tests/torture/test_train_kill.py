@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch_version import needs_fsdp
 
 import penstock as ps
 
@@ -49,7 +50,7 @@ def test_twenty_kills_change_no_loss(store, tmp_path, figure):
     figure(f"training, killed {real} times: {len(straight):,} lines of losses equal bitwise")
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=needs_fsdp)])
 def test_torchrun_starts_two_processes_of_a_recipe(store, tmp_path, parallel):
     (tmp_path / "a.toml").write_text(
         f'[data]\ntrain = "{store.path}"\nval = "{store.path}"\nlength = 32\n'

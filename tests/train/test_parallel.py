@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch_version import HAS_FSDP_ON_CPUS, needs_fsdp
 
 from penstock.digest import checked_json, parse_checked
 from penstock.errors import PlanError, TrainError
 from penstock.train import GPT, Learner, TrainingConfig, World, to_gpt2, train
 from penstock.train.checkpoint import MANIFEST, Checkpoints
+from penstock.train.sharding import shard_model
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="processes are forked")
 
@@ -89,6 +91,8 @@ def alone(store, tmp_path_factory):
 @pytest.fixture(scope="module")
 def resharded(server, store, tmp_path_factory):
     """The same run by FSDP2 and DDP in turns, on other numbers of processes; and its output."""
+    if not HAS_FSDP_ON_CPUS:
+        pytest.skip("FSDP2 works on CPUs with torch 2.7 or later")
     folder = tmp_path_factory.mktemp("resharded")
     output, seen = folder / "run", []
     for size, parallel, steps, rows in (
@@ -131,7 +135,7 @@ def test_a_run_is_the_same_in_every_mode_and_on_any_number_of_processes(alone, r
     [
         pytest.param(1, "ddp", [3, 8], marks=pytest.mark.torture),
         (3, "ddp", [5]),
-        (2, "fsdp", [5]),
+        pytest.param(2, "fsdp", [5], marks=needs_fsdp),
     ],
 )
 def test_a_killed_run_has_bitwise_the_losses_of_one_that_was_not(
@@ -266,6 +270,14 @@ def test_a_link_in_the_place_of_a_sharded_checkpoint_is_removed_and_not_followed
 def test_eight_bit_products_are_refused_with_fsdp():
     with pytest.raises(PlanError, match=r'precision="fp8" does not work with parallel="fsdp"'):
         TrainingConfig(steps=1, parallel="fsdp", precision="fp8")
+
+
+def test_fsdp_on_cpus_is_refused_with_a_torch_that_fails_in_its_first_step(monkeypatch):
+    monkeypatch.delattr(torch.cpu.Stream, "record_event", raising=False)  # as in torch 2.6
+    layers = torch.nn.ModuleList()
+
+    with pytest.raises(PlanError, match=r'parallel="fsdp" does not work on CPUs .* torch 2\.7'):
+        shard_model(layers, layers, World(0, 2, torch.device("cpu")))
 
 
 def test_one_process_has_nothing_to_shard(job):

@@ -194,6 +194,8 @@ def hf_tokenizer(name: str) -> "PreTrainedTokenizerFast":
         eos_token=end,
         pad_token=end,
         clean_up_tokenization_spaces=False,
+        # transformers 4 would return `token_type_ids` too, and GPT-2 adds an embedding for them.
+        model_input_names=["input_ids", "attention_mask"],
     )
 
 

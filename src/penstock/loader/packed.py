@@ -5,7 +5,8 @@
 
 These models compute their attention mask from `position_ids` only if they are called without an
 `attention_mask` and without a cache. The cache is on by default, and a model that ignores the
-borders raises no error. FlashAttention finds documents in batches of one row only.
+borders raises no error. FlashAttention finds documents in batches of one row only, and only in
+models that pass `position_ids` to their attention: GPT-2 of transformers 4.55 to 5.0 does not.
 
 This module never imports transformers: if no other module did, there is no model to check.
 """
@@ -112,8 +113,12 @@ def prepare(module: Any) -> bool:
             if getattr(config, "use_cache", None):
                 config.use_cache = False  # type: ignore[union-attr]
             implementations.add(str(getattr(config, "_attn_implementation", None)))
-        if model.config._attn_implementation in _TRIED and _is_whole(model):
+        if not _is_whole(model):
+            continue
+        if model.config._attn_implementation in _TRIED:
             _refuse_leak(model)
+        elif "flash" in str(model.config._attn_implementation):
+            _refuse_lost_positions(model)
     _prepared.add(module)
     return any("flash" in name for name in implementations)
 
@@ -174,6 +179,39 @@ def _refuse_leak(model: Any) -> None:
             f"apart: another first document changes its output for the second by "
             f"{float(second.max()):.2g}. Use another model, or {_ONE_EACH}. "
             "Packs(…, borders=False) lets documents see each other."
+        )
+
+
+def _refuse_lost_positions(model: Any) -> None:
+    """Raise if attention does not get `position_ids`, from which FlashAttention knows documents.
+
+    FlashAttention runs on some GPUs only, and the model may be moved there later. So the model is
+    called with another attention here, and the arguments of its attention modules are examined.
+    """
+    device = next(model.parameters()).device
+    positions = torch.tensor([[0, 1, 0, 1]], device=device)
+    attention = [each for each in model.modules() if "Attention" in type(each).__name__]
+    seen: list[bool] = []
+
+    def examine(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        values = [*given, *named.values()]
+        seen.append(any(isinstance(v, torch.Tensor) and torch.equal(v, positions) for v in values))
+
+    hooks = [each.register_forward_pre_hook(examine, with_kwargs=True) for each in attention]
+    kept, model.config._attn_implementation = model.config._attn_implementation, "sdpa"
+    try:
+        with _evaluating(model), torch.no_grad():
+            model(input_ids=torch.ones_like(positions), position_ids=positions)
+    finally:
+        model.config._attn_implementation = kept
+        for hook in hooks:
+            hook.remove()
+    if seen and not any(seen):
+        version = sys.modules["transformers"].__version__
+        raise PlanError(
+            f"{type(model).__name__} of transformers {version} does not pass position_ids to "
+            "FlashAttention, so packed documents would see each other. Load the model with "
+            f'attn_implementation="sdpa", use a newer version of transformers, or use {_ONE_EACH}.'
         )
 
 

@@ -29,6 +29,7 @@ from penstock.sources.document import (
     compute,
     is_utf8,
 )
+from penstock.sources.json_errors import is_too_deep, portable_error
 from penstock.sources.long_lines import without_long_strings
 from penstock.sources.settings import BLOCK_BYTES, ReadSettings
 from penstock.sources.splitters import Spans, find_bytes
@@ -262,7 +263,10 @@ class _Object(list[tuple[str, Any]]):
 
 
 def _parse(line: bytes, replace: bool) -> tuple[Any, bool]:
-    """The JSON value of `line`, and whether bytes of the line were replaced by U+FFFD."""
+    """The JSON value of `line`, and whether bytes of the line were replaced by U+FFFD.
+
+    Raises RecursionError if the line is nested too deeply.
+    """
     repaired = False
     try:
         text = line.decode()
@@ -270,6 +274,8 @@ def _parse(line: bytes, replace: bool) -> tuple[Any, bool]:
         if not replace:
             raise _RefusedLine("invalid_utf8", f"{error.reason} at byte {error.start:,}") from None
         text, repaired = line.decode(errors="replace"), True
+    if is_too_deep(text):
+        raise RecursionError
     try:
         # The values of numbers are not needed, so `len` stands in for int(): int() refuses numbers
         # of 5,000 digits, which are valid JSON.
@@ -277,7 +283,8 @@ def _parse(line: bytes, replace: bool) -> tuple[Any, bool]:
             text, object_pairs_hook=_Object, parse_constant=_refuse_constant, parse_int=len
         )
     except json.JSONDecodeError as error:
-        detail = f"{error.msg.removesuffix(' at')} at character {error.pos:,}"
+        portable = portable_error(error)
+        detail = f"{portable.msg.removesuffix(' at')} at character {portable.pos:,}"
         if text.strip() == "{":
             detail += "; write each object on one line, or the whole file as an array"
         raise _RefusedLine("bad_json", detail) from None

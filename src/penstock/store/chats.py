@@ -20,6 +20,7 @@ from penstock.chat.messages import ChatText, to_conversation
 from penstock.errors import ChatError, SourceError, StoreError
 from penstock.sources.document import Batch, Reject, text_offsets
 from penstock.sources.files import InputFile, open_file
+from penstock.sources.json_errors import portable_error
 from penstock.sources.settings import Texts
 from penstock.store.part import PartBuilder
 from penstock.tokenize.tokenizer import load_tokenizer
@@ -192,6 +193,8 @@ def _parsed(text: bytes) -> Any:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
         raise ChatError("nested_too_deep", "More levels than the parser allows.") from None
+    except json.JSONDecodeError as error:
+        raise ChatError("bad_json", f"The record is not JSON: {portable_error(error)}.") from None
     except ValueError as error:
         raise ChatError("bad_json", f"The record is not JSON: {error}.") from None
 

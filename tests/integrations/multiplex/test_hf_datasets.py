@@ -28,7 +28,7 @@ def rows(name):
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
     """Three kinds of datasets: in memory, mapped from disk, and a selection of rows."""
-    folder = tmp_path_factory.mktemp("datasets") / "gsm8k"
+    folder = str(tmp_path_factory.mktemp("datasets") / "gsm8k")  # datasets 3.0 takes no Path
     datasets.Dataset.from_list(rows("gsm8k")).save_to_disk(folder)
     mirrored = datasets.Dataset.from_list(rows("mmlu")[::-1])
     return [
@@ -53,8 +53,8 @@ def test_the_loader_keeps_the_datasets_themselves(stored):
 
 def test_a_large_dataset_is_neither_copied_nor_read_in_advance(tmp_path):
     large = datasets.Dataset.from_dict({"n": range(1_000_000)})
-    large.save_to_disk(tmp_path / "large")
-    mapped = datasets.load_from_disk(tmp_path / "large")
+    large.save_to_disk(str(tmp_path / "large"))
+    mapped = datasets.load_from_disk(str(tmp_path / "large"))
     before = pa.total_allocated_bytes()
     tracemalloc.start()
     loader = create_multiplex_dataloader([("large", mapped), ("small", [{"n": -1}])])
