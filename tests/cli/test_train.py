@@ -33,7 +33,7 @@ def test_a_text_file_is_all_it_takes(invoke, text, tmp_path):
         'guessed data.split = "tail:0.1"',
         'guessed model.size = "nano"',
         "guessed training.batch_size = 4",
-        "guessed training.val_every = 100",
+        "guessed training.val_every = 1",
         "building runs/input/stores/train from input.txt",
         "step 6: validation loss ",
         "a sample of the model's text, from runs/input/sample.txt:",
@@ -98,7 +98,7 @@ runpy.run_module("penstock.train", run_name="__main__")
     words = (tmp_path / "store", *QUICK, "--batch-size", "4", "-o", tmp_path / "run")
     shown = python(code, *words, OMP_NUM_THREADS="1").stdout
 
-    assert "guessed training.val_every = 100" in shown
+    assert "guessed training.val_every = 1" in shown
     assert "guessed data.split" not in shown
     assert "step 6: validation loss " in shown
     assert re.search(r"\n6 steps, [\d,]+ tokens, [\d.]+ s, validation loss \d+\.\d{4}\n$", shown)

@@ -157,7 +157,7 @@ def test_lightning_moves_its_tensors(batch):
     assert [str(each.device) for each in made.values()] == ["meta", "meta"]
 
 
-def test_a_trainer_of_transformers_moves_its_tensors(loader):
+def test_a_model_of_transformers_takes_it(loader):
     pytest.importorskip("transformers")
     from transformers import GPT2Config, GPT2LMHeadModel
 

@@ -35,6 +35,20 @@ def test_an_error_is_that_of_python_3_11(text, message, place):
     assert (found.msg, found.pos, found.doc) == (message, place, text)
 
 
+@pytest.mark.parametrize(
+    ("text", "kind", "comma", "message", "place"),
+    [
+        ('{"a": 1 , \t}', "object", 8, PROPERTY, 11),
+        ("[1, \r ]", "array", 2, "Expecting value", 6),
+    ],
+)
+def test_the_errors_of_python_3_13_become_those_of_3_11(text, kind, comma, message, place):
+    theirs = json.JSONDecodeError(f"Illegal trailing comma before end of {kind}", text, comma)
+    found = portable_error(theirs)
+
+    assert (found.msg, found.pos) == (message, place)
+
+
 def depth(value):
     """The number of levels of a parsed value."""
     children = value.values() if isinstance(value, dict) else value

@@ -339,3 +339,19 @@ print("alive")
     pq.write_table(pa.table({"text": TEXTS, "other": TEXTS}), tmp_path / "a.parquet")
 
     assert quick_python(code, tmp_path / "a.parquet").stdout == "alive\n"
+
+
+def test_indices_of_dictionaries_are_checked_before_batches_are_joined(read, tmp_path, monkeypatch):
+    """To join dictionaries, Arrow follows indices without a check: another text, or a crash."""
+    right = pa.table({"text": pa.array(["one", "two"]).dictionary_encode()})
+    pq.write_table(right, tmp_path / "a.parquet")
+
+    def batches(*_, **__):
+        for words in (["one", "two"], ["three", "four"]):
+            indices = pa.array([len(words) + 3], pa.int32())
+            text = pa.DictionaryArray.from_arrays(indices, pa.array(words), safe=False)
+            yield pa.RecordBatch.from_arrays([text], ["text"])
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", batches)
+    with pytest.raises(SourceError, match="Dictionary indices invalid"):
+        read(tmp_path / "a.parquet")

@@ -36,7 +36,6 @@ from types import ModuleType
 
 IMPORTED = (
     "torch",
-    "torch._dynamo",  # of an optimizer's first step: 2 s
     "torch.distributed",
     "awkward",
     "gigatoken",

@@ -95,6 +95,8 @@ def parquet_rows(
     # Offsets of documents are row numbers of the whole file, so earlier groups are counted.
     groups = [parquet.metadata.row_group(group) for group in range(stop)]
     row = sum(group.num_rows for group in groups[:start])
+    # To join dictionaries, Arrow follows their indices, which `text_column` has to check first.
+    joined = _blocks if _text_type(parquet.schema_arrow, field) in _PLAIN else iter
     for number in range(start, stop):
         end = row + groups[number].num_rows
         with our_errors(file, "Parquet"):
@@ -105,7 +107,7 @@ def parquet_rows(
                 # The workers of the build use all cores already.
                 use_threads=False,
             )
-            for batch in _blocks(batches):
+            for batch in joined(batches):
                 yield row, text_column(batch, field)
                 row += len(batch)
         # Arrow stops too early in some damaged files, without an error.

@@ -11,7 +11,6 @@ releases the GIL, and so does the wait for a page that is not in memory yet.
 """
 
 import mmap
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 from penstock.errors import StoreError
 from penstock.ranges import Integers
+from penstock.sources.settings import num_cores
 from penstock.store.blocks import BLOCK_BYTES
 from penstock.store.maps import MappedFile
 
@@ -99,7 +99,7 @@ def request_runs(runs: Sequence[tuple[MappedFile, Run]]) -> None:
 @cache
 def _most_threads() -> int:
     """How many threads check runs: on two cores, more than two only took processor time."""
-    return min(_MOST_THREADS, os.cpu_count() or 1)
+    return min(_MOST_THREADS, num_cores())
 
 
 def check_runs(runs: Sequence[Run], check: Callable[[Run], None]) -> list[tuple[Run, StoreError]]:

@@ -36,6 +36,7 @@ from penstock.store.memory import arrow_from_malloc, fitting_threads, num_slots
 from penstock.store.processes import cannot_send
 from penstock.store.slice_work import Advance, MadeSlice, Order, Stopped, Watch
 from penstock.store.threads import Take, ThreadRunner
+from penstock.tokenize.oracle import EncodedSample
 
 # A slice takes seconds, so the nodes that disappear rarely hit one slice twice. A slice whose
 # worker dies this often is itself the reason: it needs too much memory, or crashes a library.
@@ -216,7 +217,9 @@ def _make_here(remote: RemoteJob, order: Order) -> "tuple[MadeSlice, list[Advanc
         watch = Watch(advances.append, lambda: False)
         made = ThreadRunner(job, 1).make_next(0, lambda: order, watch)
     assert made is not None  # None only if there is no slice
-    return made, advances
+    # Here, because a driver with few cores would be too slow for the samples of all nodes.
+    made.sample.compare(job.tokenizer)
+    return replace(made, sample=EncodedSample([], [], [])), advances
 
 
 def _refuse_unseen(remote: RemoteJob, journal: Journal, order: Order) -> None:

@@ -73,7 +73,7 @@ def compare(tokenizer: Tokenizer, texts: pa.LargeBinaryArray, input_bytes: int) 
 class EncodedSample:
     """Texts and the ids that the fast engine gave them, to be compared with the reference.
 
-    Another process may compare them, so that only one process of a build loads the reference.
+    Another process may compare them, so that worker processes need not load the reference for it.
     """
 
     texts: list[bytes]

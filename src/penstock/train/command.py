@@ -150,7 +150,7 @@ def _fit_to_steps(guesses: Tables, steps: object) -> None:
         return
     if (warmup := guesses.get("optimization.warmup_steps")) is not None:
         guesses["optimization.warmup_steps"] = min(warmup, steps // 10)
-    # A short run is validated at least five times, and saved at least twice.
+    # Five steps or more are validated at least five times, and saved at least twice.
     usual = TrainingConfig(steps=steps)
     validates = guesses.get("training.val_every", usual.val_every)
     saves = guesses.get("training.save_every", usual.save_every)
