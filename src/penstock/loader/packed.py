@@ -194,16 +194,22 @@ def _refuse_lost_positions(model: Any) -> None:
     seen: list[bool] = []
 
     def examine(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        values = [*given, *named.values()]
-        seen.append(any(isinstance(v, torch.Tensor) and torch.equal(v, positions) for v in values))
+        tensors = [each for each in (*given, *named.values()) if isinstance(each, torch.Tensor)]
+        tensors = [each for each in tensors if each.shape == positions.shape]
+        # Not torch.equal: the parts of a model may be on several devices.
+        seen.append(any(each.tolist() == positions.tolist() for each in tensors))
 
     hooks = [each.register_forward_pre_hook(examine, with_kwargs=True) for each in attention]
-    kept, model.config._attn_implementation = model.config._attn_implementation, "sdpa"
+    # The setter of transformers also changes the configs of parts, which may have other values.
+    configs = {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
+    kept = {key: each._attn_implementation for key, each in configs.items()}
+    model.config._attn_implementation = "sdpa"
     try:
         with _evaluating(model), torch.no_grad():
             model(input_ids=torch.ones_like(positions), position_ids=positions)
     finally:
-        model.config._attn_implementation = kept
+        for key, implementation in kept.items():  # the outermost first
+            configs[key]._attn_implementation = implementation
         for hook in hooks:
             hook.remove()
     if seen and not any(seen):
