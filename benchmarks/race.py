@@ -9,11 +9,11 @@ The entries are the CS336 baseline's shape, a plain GPT-2 124M with AdamW, the r
 revision, and today's recipe `openwebtext-h100`. An entry "new: NAME" is today's recipe with
 one ingredient taken out.
 
-Each run is a process of `penstock.train` with `max_minutes`, so its clock counts everything from
-the loading of the model on: compilation, validation, steps. `--warm` fills torch's compilation
-cache before that. The next process imports its packages while the one before trains, and waits for
-a lock, so that only one uses the GPU. `--before SRC` is the source directory of the earlier
-revision: git worktree add OLD REVISION, then OLD/src.
+Each run is a process of `penstock.train` with `max_minutes`, or with `--steps`. Seconds count from
+the end of the first validation: before it, the model is loaded and compiled, which takes about as
+long for every entry. `--warm` fills torch's compilation cache. The next process imports its
+packages while the one before trains, and waits for a lock, so that only one uses the GPU. `--before
+SRC` is the source directory of the earlier revision: git worktree add OLD REVISION, then OLD/src.
 """
 
 import argparse
@@ -203,8 +203,8 @@ def run(options):
             options.json.write_text(json.dumps(found))
         output = options.output / f"{number:02d}"
         shutil.rmtree(output, ignore_errors=True)
-        minutes = options.seconds / 60
-        process = start(options, entry, seed, output, shared=False, max_minutes=minutes)
+        end = {"steps": options.steps} if options.steps else {"max_minutes": options.seconds / 60}
+        process = start(options, entry, seed, output, shared=False, **end)
         processes.append((entry, seed, output, process))
     for each in processes[max(0, len(processes) - 2) :]:
         found += [finished(*each, options)]
@@ -218,16 +218,19 @@ def finished(entry, seed, output, process, options):
     path = output / "metrics.jsonl"
     if process.returncode or not path.exists():
         print(f"{entry}, seed {seed}: failed", output.with_suffix(".log").read_text()[-800:])
-        return {"entry": entry, "seed": seed, "seconds": options.seconds, "points": []}
+        return {"entry": entry, "seed": seed, "end": ending(options), "points": []}
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    points = [(each["seconds"], each["val_loss"]) for each in lines if each["kind"] == "val"]
+    validations = [each for each in lines if each["kind"] == "val"]
+    begun = validations[0]["seconds"]
+    points = [(each["seconds"] - begun, each["val_loss"]) for each in validations]
     steps = [each for each in lines if each["kind"] == "step"]
     speed = statistics.median(each["tokens_per_second"] for each in steps[20:] or steps)
     shutil.rmtree(output)
     result = {
         "entry": entry,
         "seed": seed,
-        "seconds": options.seconds,
+        "end": ending(options),
+        "start_up": begun,
         "steps": steps[-1]["step"],
         "tokens": steps[-1]["tokens"],
         "tokens_per_second": speed,
@@ -235,6 +238,11 @@ def finished(entry, seed, output, process, options):
     }
     print(f"{entry}, seed {seed}: {points[-1][1]:.4f} after {points[-1][0]:.0f} s", flush=True)
     return result
+
+
+def ending(options):
+    """When the runs end, for the tables."""
+    return f"{options.steps:,} steps" if options.steps else f"{options.seconds:.0f} s"
 
 
 def reached(points, loss):
@@ -246,36 +254,35 @@ def reached(points, loss):
 
 
 def table(found):
-    """Print the final losses, and when each entry reached those of "gpt2 …" and "before"."""
-    found = [each for each in found if each["points"]]
-    longest = max(each["seconds"] for each in found)
+    """Print the final losses, and when "new" reached those of the other entries."""
     finals = {}
     for each in found:
-        finals.setdefault((each["entry"], each["seconds"]), []).append(each)
-    for (entry, seconds), runs in finals.items():
+        if each["points"]:
+            finals.setdefault((each["entry"], each["end"]), []).append(each)
+    for (entry, end), runs in finals.items():
         losses = [each["points"][-1][1] for each in runs]
+        speed = statistics.median(each["tokens_per_second"] for each in runs)
         print(
-            f"{entry:<34} {seconds:>3.0f} s  loss {statistics.mean(losses):.4f} "
+            f"{entry:<34} {end:>9}: loss {statistics.mean(losses):.4f} "
             f"({', '.join(f'{each:.4f}' for each in losses)}), "
-            f"{runs[0]['steps']:,} steps, {runs[0]['tokens_per_second']:,.0f} tokens/s"
+            f"{statistics.mean(each['points'][-1][0] for each in runs):.1f} s, "
+            f"{runs[0]['steps']:,} steps, {speed:,.0f} tokens/s"
         )
-    news = [each for each in found if each["entry"] == "new" and each["seconds"] == longest]
-    for entry, seconds in finals:
-        if entry.startswith(("gpt2", "before", "cs336")) and seconds == longest and news:
-            runs = finals[entry, seconds]
+    for (entry, end), runs in finals.items():
+        if not entry.startswith("new") and ("new", end) in finals:
             goal = statistics.mean(each["points"][-1][1] for each in runs)
-            times = [reached(each["points"], goal) for each in news]
-            shares = [f"{each / seconds:.2f}" if each else "never" for each in times]
-            print(f'"new" has the final loss of "{entry}" after {", ".join(shares)} of its time')
+            total = statistics.mean(each["points"][-1][0] for each in runs)
+            times = [reached(each["points"], goal) for each in finals["new", end]]
+            shares = [f"{each / total:.2f}" if each else "never" for each in times]
+            print(f'{end}: "new" has the loss of "{entry}" after {", ".join(shares)} of its time')
 
 
 def chart(options):
     """Draw the curves of the longest runs."""
     from penstock.charts import LINE, draw, series
 
-    found = [each for each in json.loads(options.json.read_text()) if each["points"]]
-    longest = max(each["seconds"] for each in found)
-    found = [each for each in found if each["seconds"] == longest and each["entry"][:4] != "new:"]
+    found = json.loads(options.json.read_text())
+    found = [each for each in found if each["points"] and each["end"] == options.end]
     names = list(dict.fromkeys(each["entry"] for each in found))
 
     def paint(axes):
@@ -288,7 +295,7 @@ def chart(options):
         axes[0].set(xlabel="seconds", ylabel="held-out loss", ylim=(options.low, options.high))
         axes[0].legend(loc="upper right")
 
-    title = f"{longest:.0f} seconds each, {len({each['seed'] for each in found})} seeds"
+    title = f"{options.end} each, {len({each['seed'] for each in found})} seeds"
     options.svg.write_text(draw(paint, size=(720, 400), title=title, in_file=True))
 
 
@@ -376,6 +383,7 @@ def main():
     add.add_argument("--entries", nargs="+", default=["cs336", "gpt2 2e-3", "before", "new"])
     add.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     add.add_argument("--seconds", type=float, default=60)
+    add.add_argument("--steps", type=int, help="end after these steps, not after --seconds")
     add.add_argument("--before", type=Path)
     add.add_argument("--warm", action="store_true")
     add.add_argument("--together", type=int, default=5, help="models to compile at a time")
@@ -386,6 +394,7 @@ def main():
     add.set_defaults(action=chart)
     add.add_argument("json", type=Path)
     add.add_argument("--svg", type=Path, required=True)
+    add.add_argument("--end", default="60 s", help="which runs: those that end like this")
     add.add_argument("--low", type=float)
     add.add_argument("--high", type=float)
     add = commands.add_parser("speed")
