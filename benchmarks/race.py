@@ -9,9 +9,10 @@ The entries are the CS336 baseline's shape, a plain GPT-2 124M with AdamW, the r
 revision, and today's recipe `openwebtext-h100`. An entry "new: NAME" is today's recipe with
 one ingredient taken out.
 
-Each run is a process of `penstock.train` with `max_minutes`, or with `--steps`. Seconds count from
-the end of the first validation: before it, the model is loaded and compiled, which takes about as
-long for every entry. `--warm` fills torch's compilation cache. The next process imports its
+Each run is a process of `penstock.train` with `max_minutes`, or with `--steps`. Seconds are those
+of metrics.jsonl: they include everything after the packages are imported, so the drawing of the
+weights, the compilation and all validations count. (The clock of the earlier revision starts after
+its model is loaded.) `--warm` fills torch's compilation cache. The next process imports its
 packages while the one before trains, and waits for a lock, so that only one uses the GPU. `--before
 SRC` is the source directory of the earlier revision: git worktree add OLD REVISION, then OLD/src.
 """
@@ -221,8 +222,7 @@ def finished(entry, seed, output, process, options):
         return {"entry": entry, "seed": seed, "end": ending(options), "points": []}
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     validations = [each for each in lines if each["kind"] == "val"]
-    begun = validations[0]["seconds"]
-    points = [(each["seconds"] - begun, each["val_loss"]) for each in validations]
+    points = [(each["seconds"], each["val_loss"]) for each in validations]
     steps = [each for each in lines if each["kind"] == "step"]
     speed = statistics.median(each["tokens_per_second"] for each in steps[20:] or steps)
     shutil.rmtree(output)
@@ -230,7 +230,7 @@ def finished(entry, seed, output, process, options):
         "entry": entry,
         "seed": seed,
         "end": ending(options),
-        "start_up": begun,
+        "start_up": points[0][0],
         "steps": steps[-1]["step"],
         "tokens": steps[-1]["tokens"],
         "tokens_per_second": speed,
