@@ -321,6 +321,13 @@ def test_mistakes_are_answered_in_words(run, arguments, code, message):
     assert message in " ".join(shown.output.split())
 
 
+@pytest.mark.parametrize("command", [["inspect", "store", "-s", 1], ["when", "store", "-d", "0"]])
+def test_a_store_is_not_taken_for_a_run(run, command):
+    ps.build("web.txt", "store", tokenizer="bytes")
+
+    assert "store is a store and not a run" in run(*command, code=1).output
+
+
 def test_a_run_without_metrics_is_shown_without_losses(run):
     Path("run/metrics.jsonl").unlink()
     shown = run("inspect", "run", "-s", 2, "--around", 1).stdout

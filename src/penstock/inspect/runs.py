@@ -28,6 +28,7 @@ from penstock.order.steps import Steps
 from penstock.paths import expand_user
 from penstock.recipe import DataConfig, Recipe, Tables, parse_recipe, set_value
 from penstock.remote.address import store_path
+from penstock.store.manifest_checks import FILE_NAME as STORE_NAME
 from penstock.train.bundled import bundled_recipes
 from penstock.train.command import choose_recipe, open_job
 from penstock.train.config import TrainingJob
@@ -234,6 +235,11 @@ def _no_run(path: Path) -> TrainError:
         return TrainError(f"{path} does not exist (working directory: {Path.cwd()}).")
     runs = [f"{each.parent}" for each in sorted(path.glob(f"*/{RECORD_NAME}"))[:5]]
     advice = f"Name one of its runs: {', '.join(runs)}." if runs else "Name a recipe (.toml)."
+    if (path / STORE_NAME).is_file():
+        return TrainError(
+            f"{path} is a store and not a run: a store has no steps. Name a recipe (.toml) or the "
+            f"directory of a run that reads it, or use penstock info or penstock decode {path}."
+        )
     why = f"{path} is not the directory of a run: it has no {RECORD_NAME}."
     if (path / "metrics.jsonl").exists():
         why += " Earlier versions wrote none."
