@@ -337,7 +337,7 @@ def speed(options):
         torch._inductor.config.max_autotune = True
     if options.cudnn:
         torch.backends.cuda.enable_flash_sdp(False)
-    tables = {**_NEW["model"]} if options.entry == "new" else dict(ENTRIES[options.entry][0])
+    tables = dict(ENTRIES[options.entry][0])
     size = tables.pop("size")
     model = model_config(size, length=options.length, vocab_size=options.vocabulary, **tables)
     settings = {**ENTRIES[options.entry][1]}
