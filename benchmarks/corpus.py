@@ -17,6 +17,7 @@ import os
 import random
 import re
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -48,22 +49,29 @@ def documents(roots):
                     if Path(name).suffix.lower() in SUFFIXES:
                         key = f"{folder}/{name}".encode(errors="replace")
                         paths[hashlib.blake2b(key).digest()] = (folder, name)
-    for _, (folder, name) in sorted(paths.items()):
-        path = Path(folder, name)
-        try:
-            if path.is_symlink() or not 200 <= path.stat().st_size <= 2_000_000:
-                continue
-            text = path.read_bytes().decode()
-        except (OSError, UnicodeDecodeError):
-            continue
-        if path.suffix.lower() in (".html", ".xhtml"):
-            text = html.unescape(_TAG.sub(" ", text))
-            text = _LINES.sub("\n", _SPACES.sub(" ", text)).strip()
-        digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=16).digest()
-        if digest in seen or len(text) < 200 or SEPARATOR in text:
-            continue
-        seen.add(digest)
-        yield text.encode(errors="replace").decode()
+    ordered = [Path(folder, name) for _, (folder, name) in sorted(paths.items())]
+    with ProcessPoolExecutor() as pool:
+        # A few at a time: when the caller stops, the pool finishes all that it was given.
+        for start in range(0, len(ordered), 4096):
+            for text in pool.map(_text, ordered[start : start + 4096], chunksize=32):
+                digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+                if digest not in seen and len(text) >= 200 and SEPARATOR not in text:
+                    seen.add(digest)
+                    yield text
+
+
+def _text(path):
+    """The text of a file; empty if it is not UTF-8, too short or too long."""
+    try:
+        if path.is_symlink() or not 200 <= path.stat().st_size <= 2_000_000:
+            return ""
+        text = path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    if path.suffix.lower() in (".html", ".xhtml"):
+        text = html.unescape(_TAG.sub(" ", text))
+        text = _LINES.sub("\n", _SPACES.sub(" ", text)).strip()
+    return text.encode(errors="replace").decode()
 
 
 def in_other_orders(texts):
@@ -79,7 +87,7 @@ def in_other_orders(texts):
     )
 
 
-def _repeated(texts):
+def repeated(texts):
     """The texts, and then all of them in other orders, without an end."""
     seen = []
     for text in texts:
@@ -101,7 +109,7 @@ def write(num_bytes, roots, folder=DATA):
         (folder / "corpus.jsonl").open("w", encoding="utf-8", newline="") as lines,
         pq.ParquetWriter(folder / "corpus.parquet", schema, compression="zstd") as table,
     ):
-        for text in _repeated(documents(roots)):
+        for text in repeated(documents(roots)):
             plain.write(text + SEPARATOR)
             lines.write(json.dumps({"id": number, "text": text}, ensure_ascii=False) + "\n")
             held.append({"id": number, "text": text})

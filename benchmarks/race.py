@@ -1,20 +1,20 @@
 """Races of training recipes on one GPU, each for the same time: held-out loss against seconds.
 
-    python benchmarks/race.py prepare DATA         text of this machine, a vocabulary of it, stores
-    python benchmarks/race.py speed --length 512   tokens/s of the recipe's model
-    python benchmarks/race.py run DATA --seconds 60 --seeds 0 1 --json race.json
-    python benchmarks/race.py chart race.json --svg race.svg
+    python benchmarks/race.py prepare DATA      text of this machine, a vocabulary of it, stores
+    python benchmarks/race.py speed --length 512 --vocabulary 32000     tokens/s of the model
+    python benchmarks/race.py run DATA --seeds 0 1 --json race.json
+    python benchmarks/race.py chart race.json --svg race.svg            the table and the curves
 
 The entries are the CS336 baseline's shape, a plain GPT-2 124M with AdamW, the recipe of an earlier
 revision, and today's recipe `openwebtext-h100`. An entry "new: NAME" is today's recipe with
 one ingredient taken out.
 
-Each run is a process of `penstock.train` with `max_minutes`, or with `--steps`. Seconds are those
-of metrics.jsonl: they include everything after the packages are imported, so the drawing of the
-weights, the compilation and all validations count. (The clock of the earlier revision starts after
-its model is loaded.) `--warm` fills torch's compilation cache. The next process imports its
-packages while the one before trains, and waits for a lock, so that only one uses the GPU. `--before
-SRC` is the source directory of the earlier revision: git worktree add OLD REVISION, then OLD/src.
+Each run is a process of `penstock.train` with `max_minutes`, or with `--steps`. Its seconds begin
+after its packages are imported and its stores are opened, so loading, compilation and validations
+count. `--warm` first fills torch's compilation cache, which all runs share. `--cold` gives each run
+an empty one. The next process imports its packages while the one before trains, and waits for a
+lock, so that only one uses the GPU. `--before SRC` is the source directory of the earlier revision:
+git worktree add OLD REVISION, then OLD/src. The JSON file is written after each run.
 """
 
 import argparse
@@ -22,10 +22,12 @@ import fcntl
 import itertools
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from pathlib import Path
@@ -33,6 +35,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 RECIPE = ROOT / "src/penstock/recipes" / "openwebtext-h100.toml"
 LENGTH, ROWS, VOCABULARY = 512, 64, 32_000
+MICRO_TOKENS = 65_536  # of a micro-batch, as batch_size="auto" chooses on an H200
 PEAK = 989e12  # bf16 operations per second of an H100 or H200
 _NEW = tomllib.loads(RECIPE.read_text())
 _PLAIN = {"optimizer": "adamw", "warmup_steps": 100, "weight_decay": 0.1, "floor": 0.0}
@@ -128,9 +131,16 @@ def prepare(options):
     from penstock.tokenize import train_tokenizer
 
     data, start = options.data, time.perf_counter()
-    corpus.write(options.bytes, options.roots or corpus.ROOTS, data)
-    print(f"text: {time.perf_counter() - start:.0f} s", flush=True)
+    data.mkdir(parents=True, exist_ok=True)
     text, tokenizer = data / "corpus.txt", data / "tokenizer.json"
+    total = 0
+    with text.open("w", encoding="utf-8", newline="") as file:
+        for document in corpus.repeated(corpus.documents(options.roots or corpus.ROOTS)):
+            file.write(document + corpus.SEPARATOR)
+            total += len(document.encode())
+            if total >= options.bytes:
+                break
+    print(f"text: {time.perf_counter() - start:.0f} s", flush=True)
     train_tokenizer(
         text, tokenizer, vocab_size=VOCABULARY, max_bytes=options.vocabulary_bytes, overwrite=True
     )
@@ -148,15 +158,24 @@ def one(options):
     import torch
 
     from penstock.recipe import read_recipe
-    from penstock.train import train
+    from penstock.train import RunReport, train
     from penstock.train.command import open_job
+
+    begun, missing = 0.0, []
+
+    def note(logged):
+        # The clock of the earlier revision starts after its model is loaded.
+        if isinstance(logged, RunReport) and not missing:
+            missing.append(time.perf_counter() - begun - logged.progress.seconds)
+            print(f"missing: {missing[0]:.3f} s", flush=True)
 
     job = open_job(read_recipe(options.recipe, {}), lambda _: None)
     torch.zeros(1, device=options.device)
     with options.lock.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH if options.shared else fcntl.LOCK_EX)
         print("started", flush=True)
-        train(job, device=options.device)
+        begun = time.perf_counter()
+        train(job, device=options.device, log=note)
 
 
 def start(options, entry, seed, output, *, shared, **training):
@@ -166,6 +185,8 @@ def start(options, entry, seed, output, *, shared, **training):
     if entry == "before" and options.before:
         others = environment["PYTHONPATH"].split(os.pathsep)[1:]
         environment["PYTHONPATH"] = os.pathsep.join([str(options.before), *others])
+    if options.cold:
+        environment["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(dir=options.output)
     command = [sys.executable, __file__, "one", str(path), "--lock", str(options.data / "gpu.lock")]
     command += ["--device", options.device, *(["--shared"] if shared else [])]
     with output.with_suffix(".log").open("w") as log:
@@ -222,7 +243,8 @@ def finished(entry, seed, output, process, options):
         return {"entry": entry, "seed": seed, "end": ending(options), "points": []}
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     validations = [each for each in lines if each["kind"] == "val"]
-    points = [(each["seconds"], each["val_loss"]) for each in validations]
+    missing = float(re.search(r"missing: (\S+)", output.with_suffix(".log").read_text())[1])
+    points = [(each["seconds"] + missing, each["val_loss"]) for each in validations]
     steps = [each for each in lines if each["kind"] == "step"]
     speed = statistics.median(each["tokens_per_second"] for each in steps[20:] or steps)
     shutil.rmtree(output)
@@ -278,10 +300,11 @@ def table(found):
 
 
 def chart(options):
-    """Draw the curves of the longest runs."""
+    """Print the table of all runs, and draw the curves of those that end alike."""
     from penstock.charts import LINE, draw, series
 
-    found = json.loads(options.json.read_text())
+    found = [each for path in options.json for each in json.loads(path.read_text())]
+    table(found)
     found = [each for each in found if each["points"] and each["end"] == options.end]
     names = list(dict.fromkeys(each["entry"] for each in found))
 
@@ -300,7 +323,10 @@ def chart(options):
 
 
 def speed(options):
-    """Tokens per second of the recipe's model: with the optimizer, and without."""
+    """Tokens per second of the recipe's model: with the optimizer, and without.
+
+    Steps of two micro-batches, and of as many as a step of the recipe has: half a million tokens.
+    """
     import torch
 
     from penstock.train import Learner, OptimizationConfig, TrainingConfig, TrainingJob, World
@@ -311,7 +337,7 @@ def speed(options):
         torch._inductor.config.max_autotune = True
     if options.cudnn:
         torch.backends.cuda.enable_flash_sdp(False)
-    tables = {**_NEW["model"]} if options.entry == "new" else dict(ENTRIES[options.entry][0])
+    tables = dict(ENTRIES[options.entry][0])
     size = tables.pop("size")
     model = model_config(size, length=options.length, vocab_size=options.vocabulary, **tables)
     settings = {**ENTRIES[options.entry][1]}
@@ -325,35 +351,35 @@ def speed(options):
     )
     learner = Learner(job, World(0, 1, torch.device(options.device)))
     learner.start()
-    shape = (options.rows, options.length)
-    tokens = torch.randint(options.vocabulary, shape, device=options.device)
-    parts = [[tokens, tokens, None, None]] * options.micro
+    rows = MICRO_TOKENS // options.length
+    tokens = torch.randint(options.vocabulary, (rows, options.length), device=options.device)
 
-    def step(optimize):
-        learner.compute_gradients(parts, torch.tensor(tokens.numel() * options.micro))
+    def step(micro, optimize):
+        parts = [[tokens, tokens, None, None]] * micro
+        learner.compute_gradients(parts, torch.tensor(tokens.numel() * micro))
         if optimize:
             learner.optimizers.step(0.1)
         learner.optimizers.zero_grad()
 
     for each in (True, True, False):
-        step(each)
-    speeds = {True: [], False: []}
+        step(1, each)
+    speeds = {each: [] for each in itertools.product(options.micro, (True, False))}
     with options.lock.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for _ in range(options.repetitions):
-            for optimize, times in speeds.items():
+            for (micro, optimize), times in speeds.items():
                 torch.cuda.synchronize()
                 start = time.perf_counter()
-                for _ in range(options.steps):
-                    step(optimize)
+                for _ in range(options.micro_batches // micro):
+                    step(micro, optimize)
                 torch.cuda.synchronize()
-                total = tokens.numel() * options.micro * options.steps
+                total = tokens.numel() * options.micro_batches
                 times.append(total / (time.perf_counter() - start))
-    for optimize, times in speeds.items():
+    for (micro, optimize), times in speeds.items():
         middle = statistics.median(times)
         what = "with the optimizer" if optimize else "without the optimizer"
         print(
-            f"{options.entry}, {options.rows} x {options.length}, {options.vocabulary:,} ids"
+            f"{options.entry}, {micro} x {rows} x {options.length}, {options.vocabulary:,} ids"
             f"{', autotune' if options.autotune else ''}{', cuDNN' if options.cudnn else ''}, "
             f"{what}: {middle:,.0f} tokens/s ({min(times):,.0f} to {max(times):,.0f}), "
             f"{model.flops_per_token * middle / PEAK:.1%} of peak",
@@ -382,29 +408,29 @@ def main():
     add.add_argument("data", type=Path)
     add.add_argument("--entries", nargs="+", default=["cs336", "gpt2 2e-3", "before", "new"])
     add.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
-    add.add_argument("--seconds", type=float, default=60)
+    add.add_argument("--seconds", type=float, default=90)
     add.add_argument("--steps", type=int, help="end after these steps, not after --seconds")
     add.add_argument("--before", type=Path)
     add.add_argument("--warm", action="store_true")
+    add.add_argument("--cold", action="store_true")
     add.add_argument("--together", type=int, default=5, help="models to compile at a time")
     add.add_argument("--output", type=Path, default=Path("runs/race"))
     add.add_argument("--json", type=Path, required=True)
     add.add_argument("--device", default="cuda")
     add = commands.add_parser("chart")
     add.set_defaults(action=chart)
-    add.add_argument("json", type=Path)
+    add.add_argument("json", type=Path, nargs="+")
     add.add_argument("--svg", type=Path, required=True)
-    add.add_argument("--end", default="60 s", help="which runs: those that end like this")
+    add.add_argument("--end", default="90 s", help="which runs: those that end like this")
     add.add_argument("--low", type=float)
     add.add_argument("--high", type=float)
     add = commands.add_parser("speed")
     add.set_defaults(action=speed)
     add.add_argument("--entry", choices=list(ENTRIES), default="new")
     add.add_argument("--length", type=int, default=1024)
-    add.add_argument("--rows", type=int, default=64)
-    add.add_argument("--micro", type=int, default=2, help="micro-batches of a step")
+    add.add_argument("--micro", type=int, nargs="+", default=[2, 8], help="micro-batches of a step")
     add.add_argument("--vocabulary", type=int, default=50_257)
-    add.add_argument("--steps", type=int, default=8)
+    add.add_argument("--micro-batches", type=int, default=16, help="in a repetition")
     add.add_argument("--repetitions", type=int, default=5)
     add.add_argument("--autotune", action="store_true")
     add.add_argument("--cudnn", action="store_true")

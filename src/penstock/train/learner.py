@@ -156,21 +156,26 @@ class Learner:
                 return None
             targets = microbatch[1]
             assert targets is not None  # every batch of the loader has targets
-            sums += torch.stack([self._loss(microbatch).double(), (targets != -100).sum().double()])
-        loss, num_targets = self._world.sum(sums).tolist()
+            with self._autocast():
+                loss = self.model(*microbatch, compile_parts=self._config.compile)
+            sums += torch.stack([loss.double(), (targets != -100).sum().double()])
+        total, num_targets = self._world.sum(sums).tolist()
         self._parallel.train()
         if not num_targets:
             raise TrainError(
                 "The validation rows have no targets, because every token in them is masked out "
                 "of the loss. Use other validation data, or read more of it (val_rows)."
             )
-        return float(loss / num_targets), int(num_targets)
+        return float(total / num_targets), int(num_targets)
 
     def _loss(self, microbatch: MicroBatch) -> Tensor:
         """The sum of the losses of a micro-batch."""
-        narrow = self._config.precision != "float32"
-        with torch.autocast(self._world.device.type, torch.bfloat16, enabled=narrow):
+        with self._autocast():
             return self._forward(*microbatch)
+
+    def _autocast(self) -> torch.autocast:
+        narrow = self._config.precision != "float32"
+        return torch.autocast(self._world.device.type, torch.bfloat16, enabled=narrow)
 
 
 def _refuse_too_large(model: ModelConfig) -> None:

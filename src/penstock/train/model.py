@@ -13,7 +13,7 @@ On a GPU the mask goes to FlexAttention, which skips masked blocks. On a CPU it 
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -48,19 +48,22 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.recompute = recompute
-        self.token_embedding = nn.Embedding(config.padded_vocab, config.width)
         learned = config.positions == "learned"
-        self.position_embedding = nn.Embedding(config.length, config.width) if learned else None
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
-        self.norm = _norm(config)
+        # Without memory at first: else each layer would draw weights, which `_initialise` replaces.
+        with torch.device("meta"):
+            self.token_embedding = nn.Embedding(config.padded_vocab, config.width)
+            self.position_embedding = nn.Embedding(config.length, config.width) if learned else None
+            self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+            self.norm = _norm(config)
+            shape = (config.padded_vocab, config.width)
+            self.head = None if config.tied else nn.Parameter(torch.empty(shape))
+        self.to_empty(device="cpu")
+        self._initialise()
         if not learned:
             # A table, because the compiled kernels would compute each cosine again for each token,
             # head and layer, which took a fifth of the time of a step. It is not saved.
             for name, table in zip(("cosines", "sines"), _rotation(config), strict=True):
                 self.register_buffer(name, table, persistent=False)
-        shape = (config.padded_vocab, config.width)
-        self.head = None if config.tied else nn.Parameter(torch.empty(shape))
-        self._initialise()
 
     def _initialise(self) -> None:
         """Draw GPT-2's initial weights.
@@ -74,9 +77,14 @@ class GPT(nn.Module):
                 scale = (2 * self.config.layers) ** -0.5 if adds else 1.0
                 if self.config.zero_init and (adds or name == "head"):
                     scale = 0.0
-                nn.init.normal_(weight, std=0.02 * scale)
+                if scale:
+                    nn.init.normal_(weight, std=0.02 * scale)
+                else:
+                    nn.init.zeros_(weight)
             elif name.endswith("bias"):
                 nn.init.zeros_(weight)
+            else:  # of a norm
+                nn.init.ones_(weight)
 
     def forward(
         self,
@@ -84,33 +92,63 @@ class GPT(nn.Module):
         targets: Tensor | None = None,  # (rows, length) int64; -100 is ignored
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
+        *,
+        compile_parts: bool = False,
     ) -> Tensor:
-        """The sum of the losses of all targets; without targets, the logits."""
-        hidden = self.token_embedding(inputs)
+        """The sum of the losses of all targets; without targets, the logits.
+
+        With `compile_parts`, torch compiles the embedding, one layer and the loss, and not the
+        whole model: all layers share the code of one, so less is compiled. Validations use it.
+        """
+        embed, apply, finish = _compiled_parts() if compile_parts else (_embed, _apply, _finish)
         places = slice(inputs.shape[1]) if position_ids is None else position_ids
-        rotation = None
-        if self.position_embedding is not None:
-            hidden = hidden + self.position_embedding.weight[places]
-        else:
-            rotation = self.cosines[places], self.sines[places]
-        hidden = functional.dropout(hidden, self.config.dropout, self.training)
-        mask = None if document_ids is None else _mask(document_ids)
+        hidden, rotation = embed(self, inputs, places)
+        mask = None if document_ids is None else _mask(document_ids, compiled=compile_parts)
         for layer in self.layers:
             if self.recompute and self.training:
                 hidden = checkpoint(layer, hidden, rotation, mask, use_reentrant=False)
             else:
-                hidden = layer(hidden, rotation, mask)
-        # In GPT-2 the output layer shares the weights of the embedding.
-        head = self.token_embedding.weight if self.head is None else self.head
-        logits = functional.linear(self.norm(hidden), head)
-        if targets is None:
-            # The padding rows of the embedding are not tokens.
-            return logits[..., : self.config.vocab_size]
-        # The loss is computed in float32: bfloat16 has 8 significant bits, too few for a sum over
-        # 50,000 ids.
-        return functional.cross_entropy(
-            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum"
-        )
+                hidden = apply(layer, hidden, rotation, mask)
+        return finish(self, hidden, targets)
+
+
+def _embed(model: GPT, inputs: Tensor, places: slice | Tensor) -> tuple[Tensor, Rotation | None]:
+    """The hidden states before the first layer, and the rotation of all layers."""
+    hidden = model.token_embedding(inputs)
+    rotation = None
+    if model.position_embedding is not None:
+        hidden = hidden + model.position_embedding.weight[places]
+    else:
+        rotation = model.cosines[places], model.sines[places]
+    return functional.dropout(hidden, model.config.dropout, model.training), rotation
+
+
+def _apply(
+    layer: nn.Module, hidden: Tensor, rotation: Rotation | None, mask: "Mask | None"
+) -> Tensor:
+    """The output of a layer; a function, so that all layers share its compiled code."""
+    output: Tensor = layer(hidden, rotation, mask)
+    return output
+
+
+def _finish(model: GPT, hidden: Tensor, targets: Tensor | None) -> Tensor:
+    """The sum of the losses of all targets; without targets, the logits."""
+    # In GPT-2 the output layer shares the weights of the embedding.
+    head = model.token_embedding.weight if model.head is None else model.head
+    logits = functional.linear(model.norm(hidden), head)
+    if targets is None:
+        # The padding rows of the embedding are not tokens.
+        return logits[..., : model.config.vocab_size]
+    # The loss is computed in float32: bfloat16 has 8 significant bits, too few for a sum over
+    # 50,000 ids.
+    return functional.cross_entropy(
+        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum"
+    )
+
+
+@cache
+def _compiled_parts() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    return torch.compile(_embed), torch.compile(_apply), torch.compile(_finish)
 
 
 class Layer(nn.Module):
@@ -183,7 +221,7 @@ def _normalised(heads: Tensor) -> Tensor:
     return heads * (mean + 1e-6).rsqrt().to(heads.dtype)
 
 
-def _mask(document_ids: Tensor) -> "Mask":
+def _mask(document_ids: Tensor, *, compiled: bool) -> "Mask":
     """Which tokens each token attends to: itself and earlier ones of the same document.
 
     On a GPU a block mask for FlexAttention, whose kernel skips blocks without any visible token;
@@ -196,9 +234,17 @@ def _mask(document_ids: Tensor) -> "Mask":
         def visible(row: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return (query >= key) & (document_ids[row, query] == document_ids[row, key])
 
-        return create_block_mask(visible, rows, None, length, length, document_ids.device)
+        make = _compiled_block_mask() if compiled else create_block_mask
+        return make(visible, rows, None, length, length, document_ids.device)
     same = document_ids[:, :, None] == document_ids[:, None, :]
     return (same & torch.ones_like(same[0]).tril()).unsqueeze(1)
+
+
+@cache
+def _compiled_block_mask() -> "Callable[..., BlockMask]":
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return torch.compile(create_block_mask)
 
 
 def _flex_attention() -> Callable[..., Tensor]:
