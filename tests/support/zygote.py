@@ -1,8 +1,9 @@
 """Python processes that start in milliseconds: forks of one that has imported torch and penstock.
 
-A fresh interpreter needs about 2 s of processor time to import torch, and 0.5 s for the packages
-of a build. Many tests need another process and not these imports: they kill it, press Ctrl-C in it,
-or run several of them at a time. `Popen` and `run` are those of `subprocess` for such tests:
+A fresh interpreter needs about 2 s of processor time to import torch, as much again for the first
+step of an optimizer, and 0.5 s for the packages of a build. Many tests need another process and not
+these imports: they kill it, press Ctrl-C in it, or run several of them at a time. `Popen` and `run`
+are those of `subprocess` for such tests:
 
     running = zygote.Popen(["-m", "penstock", "build", …], stdout=subprocess.PIPE, text=True)
 
@@ -37,6 +38,10 @@ from types import ModuleType
 IMPORTED = (
     "torch",
     "torch.distributed",
+    "torch._dynamo",  # the first step of an optimizer imports it
+    "torch.distributed.fsdp",
+    "matplotlib.figure",  # a run draws its curve with these two
+    "matplotlib.backends.backend_svg",
     "awkward",
     "gigatoken",
     "tokenizers",
