@@ -71,7 +71,7 @@ def write(corpus, folder, kind):
         for i, text in enumerate(corpus)
     )
     if kind == "parquet":
-        pq.write_table(pa.table({"text": corpus}), folder / "a.parquet", row_group_size=2_000)
+        pq.write_table(pa.table({"text": corpus}), folder / "a.parquet", row_group_size=500)
     else:
         name, data = {
             "text": ("a.txt", joined),
