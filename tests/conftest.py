@@ -80,6 +80,8 @@ def pytest_configure(config):
     multiprocessing.set_forkserver_preload(
         ["torch", "pytest", "hypothesis", "penstock.loader.loader", "penstock.store.build"]
     )
+    if config.getoption("numprocesses", None):
+        zygote.start()  # one for all processes of pytest-xdist, and while they collect tests
     config.pluginmanager.register(_Doctests())
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
     if config.getoption("--hypothesis-seed", None) is None:

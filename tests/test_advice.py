@@ -22,7 +22,6 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-import pytest
 from typer.main import get_command
 
 import penstock
@@ -324,17 +323,17 @@ ARGUMENTS = set().union(*map(arguments, NAMES))
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
-def test_what_a_message_names_exists_at_the_place_it_is_raised_from(path):
-    module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+def test_what_a_message_names_exists_at_the_place_it_is_raised_from():
     wrong = []
-    for inside, line, text in strings(ast.parse(path.read_text(encoding="utf-8"))):
-        # A single word is a key, an option of a parser, or an argument that is passed on.
-        is_list = not inside and re.fullmatch(r"[\w ]+", text)
-        is_text = " " in text.strip() and not is_list and not re.search(r"<\w+ |stroke=", text)
-        if is_text:
-            found = problems(module, inside, text)
-            wrong += [f"{path}:{line}: {each}\n    {text}" for each in found]
+    for path in FILES:
+        module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        for inside, line, text in strings(ast.parse(path.read_text(encoding="utf-8"))):
+            # A single word is a key, an option of a parser, or an argument that is passed on.
+            is_list = not inside and re.fullmatch(r"[\w ]+", text)
+            is_text = " " in text.strip() and not is_list and not re.search(r"<\w+ |stroke=", text)
+            if is_text:
+                found = problems(module, inside, text)
+                wrong += [f"{path}:{line}: {each}\n    {text}" for each in found]
 
     assert not wrong, "\n".join(wrong)
 

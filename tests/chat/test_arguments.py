@@ -53,12 +53,20 @@ CALLS = {
 }
 
 
+@pytest.fixture(scope="module")
+def chats(gpt2_chat):
+    """A chat for each template of CALLS, made once: adding tokens to GPT-2's takes a while."""
+    return {
+        name: Chat("chatml" if name == "chatml" else source_of(name), gpt2_chat, add_tokens="auto")
+        for name in CALLS
+    }
+
+
 @pytest.mark.parametrize("arguments", WRITTEN)
 @pytest.mark.parametrize("name", CALLS)
-def test_arguments_are_trained_on_as_they_are_written(name, arguments, gpt2_chat):
+def test_arguments_are_trained_on_as_they_are_written(name, arguments, chats):
     """Also by templates that write them with `tojson`, which would quote a string again."""
-    template = "chatml" if name == "chatml" else source_of(name)
-    rendered = Chat(template, gpt2_chat, add_tokens="auto").render(messages(arguments))
+    rendered = chats[name].render(messages(arguments))
 
     assert CALLS[name].format(arguments) in said(rendered)[0]
 

@@ -22,25 +22,22 @@ def outcome(process, context, value):
     return type(found).__name__, found
 
 
-def cases():
-    for name, command in get_command(app).commands.items():
-        for parameter in command.params:
-            yield pytest.param(name, parameter.name, id=f"{name}-{parameter.name}")
-
-
-@pytest.mark.parametrize(("command", "name"), list(cases()))
-def test_every_parameter_has_the_values_and_the_errors_of_typer(command, name):
+@pytest.mark.parametrize("command", get_command(app).commands)
+def test_every_parameter_has_the_values_and_the_errors_of_typer(command):
     group = get_command(app)
     ours, theirs = (get_command(app).commands[command] for _ in range(2))
     parent = group.context_class(group)
     context = ours.context_class(ours, parent=parent)
-    quick = {each.name: each for each in with_usual_values(ours, ours.params)}[name]
-    typers = {each.name: each for each in theirs.params}[name]
-    many = quick.multiple or quick.nargs == -1
-    for value in VALUES:
-        # Click gives a list where several values are allowed, and one value elsewhere.
-        if value is not None and many != isinstance(value, tuple):
-            continue
-        expected = outcome(typers.process_value, context, value)
-        found = outcome(quick.process_value, context, value)
-        assert found == expected or (found[1] != found[1] and expected[1] != expected[1]), value
+    quick = {each.name: each for each in with_usual_values(ours, ours.params)}
+    typers = {each.name: each for each in theirs.params}
+    assert quick.keys() == typers.keys()
+    for name in typers:
+        many = quick[name].multiple or quick[name].nargs == -1
+        for value in VALUES:
+            # Click gives a list where several values are allowed, and one value elsewhere.
+            if value is not None and many != isinstance(value, tuple):
+                continue
+            expected = outcome(typers[name].process_value, context, value)
+            found = outcome(quick[name].process_value, context, value)
+            is_same = found == expected or (found[1] != found[1] and expected[1] != expected[1])
+            assert is_same, (name, value)

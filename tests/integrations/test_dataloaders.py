@@ -1,8 +1,5 @@
 """The two functions that give a pair of DataLoaders."""
 
-import os
-import subprocess
-import sys
 import warnings
 from types import SimpleNamespace
 
@@ -288,8 +285,7 @@ def test_an_epoch_is_a_permutation_at_any_size():
         assert sorted(order) == list(range(size))
 
 
-@pytest.mark.slow
-def test_the_order_of_a_hundred_million_windows_takes_no_memory():
+def test_the_order_of_a_hundred_million_windows_takes_no_memory(quick_python):
     """A stored permutation would take 800 MB."""
     code = """
 import resource
@@ -299,11 +295,8 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 first = next(iter(EpochShuffle(10**8, seed=1)))
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
-    )
 
-    assert float(done.stdout) < 20
+    assert float(quick_python(code).stdout) < 20
 
 
 def test_ranks_share_out_what_one_process_reads(tmp_path):

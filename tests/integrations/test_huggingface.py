@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import socket
 import subprocess
 from pathlib import Path
@@ -291,21 +292,30 @@ def test_two_processes_of_accelerate_share_each_step_once_and_skip_once(windows,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.torture)])
-def test_a_trainer_that_was_stopped_goes_on_with_the_same_losses(windows, tmp_path, processes):
+def test_a_trainer_that_was_stopped_goes_on_with_the_same_losses(
+    windows, tmp_path, processes, monkeypatch, capsys
+):
     pytest.importorskip("accelerate")
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = launch if processes > 1 else []
-    command += [str(SCRIPT), str(windows.stream.members[0].path), str(tmp_path)]
-    done = zygote.run(
-        command,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    words = [str(SCRIPT), str(windows.stream.members[0].path), str(tmp_path)]
+    if processes == 1:  # here, where its packages are imported
+        monkeypatch.setattr("sys.argv", words)
+        verbosity = transformers.logging.get_verbosity()  # the script changes it
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+        transformers.logging.set_verbosity(verbosity)
+        shown = capsys.readouterr().out
+    else:
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        done = zygote.run(
+            [*launch, *words],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert done.returncode == 0, done.stderr
+        shown = done.stdout
 
-    assert done.returncode == 0, done.stderr
-    whole, stopped, resumed = (numbers_of(line) for line in done.stdout.splitlines()[-3:])
+    whole, stopped, resumed = (numbers_of(line) for line in shown.splitlines()[-3:])
     assert len(whole) > len(stopped) > 0
     assert stopped + resumed == whole
     logs = [tmp_path / name / "fingerprints.jsonl" for name in ("whole", "stopped")]

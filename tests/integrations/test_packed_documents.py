@@ -219,9 +219,15 @@ def data_module(texts, tmp_path):
         each.teardown("fit")
 
 
+# What a path gives to a model does not depend on the attention of the model.
+PAIRS = [(path, "sdpa") for path in PATHS] + [(by_loader, "eager")]
+PAIRS += [pytest.param(path, "eager", marks=pytest.mark.torture) for path in PATHS[1:]]
+
+
 @MODELS
-@ATTENTION
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.__name__)
+@pytest.mark.parametrize(
+    ("path", "attention"), PAIRS, ids=lambda value: getattr(value, "__name__", value)
+)
 def test_logits_of_packed_documents_are_those_of_each_alone(
     store, texts, data_module, known, path, kind, attention
 ):
@@ -525,7 +531,7 @@ def test_a_model_of_another_kind_is_warned_of_in_lightning(data_module):
     assert "keep_documents_apart" not in str(caught[0].message)
 
 
-def test_a_loop_without_a_prepared_model_is_warned(store, python):
+def test_a_loop_without_a_prepared_model_is_warned(store, quick_python):
     """In another process: what tests have prepared before does not count there."""
     code = """
 import sys, warnings
@@ -554,7 +560,7 @@ model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, num_atte
 keep_documents_apart(model)
 print(warned())
 """
-    lines = python(code, str(store.path)).stdout.splitlines()
+    lines = quick_python(code, str(store.path)).stdout.splitlines()
 
     assert lines[-2:] == ["[1, 1, 1, 0, 0]", "[0, 0, 0, 0, 0]"]
 

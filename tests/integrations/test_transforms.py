@@ -76,8 +76,8 @@ def test_masking_filling_and_dropout_work_over_create_dataloaders(
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_masking_filling_and_dropout_work_over_text_dataset(name, text):
-    transform = TRANSFORMS[name]
+def test_masking_filling_and_dropout_work_over_text_dataset(name, write):
+    transform, text = TRANSFORMS[name], write("text.txt", TEXT[:500])
     options = {"transform": transform, "seed": 7, "stride": 5, "tokenizer": "bytes"}
     for dataset in (
         TextDataset(text, LENGTH, **options),

@@ -288,7 +288,7 @@ def test_two_loops_are_resumable_at_every_step(numbered, settings):
     def make(rank, world_size, prefetch):
         topology = {"rank": rank, "world_size": world_size, "prefetch": prefetch}
         return Loader(
-            numbered(31),
+            numbered(19),
             global_batch_size=6,
             seed=2,
             format=BatchFormat(ids=True),

@@ -144,8 +144,17 @@ def test_packs_and_windows_share_batches(store, write_store, tmp_path):
     assert (batch["targets"][~windows][:, -1] == -100).all()
 
 
-@pytest.mark.parametrize("shuffle", ["full", "part", "block"])
-@pytest.mark.parametrize("format", ["dict", "hf"])
+@pytest.mark.parametrize(
+    ("shuffle", "format"),
+    [
+        ("full", "dict"),
+        ("part", "hf"),
+        ("block", "dict"),
+        pytest.param("full", "hf", marks=pytest.mark.torture),
+        pytest.param("part", "dict", marks=pytest.mark.torture),
+        pytest.param("block", "hf", marks=pytest.mark.torture),
+    ],
+)
 def test_runs_resume_at_every_step_on_any_number_of_ranks(store, shuffle, format):
     def make(**where):
         plan = Plan(Packs(store, LENGTH), seed=7, shuffle=shuffle)

@@ -1,8 +1,9 @@
 """Python processes that start in milliseconds: forks of one that has imported torch and penstock.
 
-A fresh interpreter needs about 2 s of processor time to import torch, and 0.5 s for the packages
-of a build. Many tests need another process and not these imports: they kill it, press Ctrl-C in it,
-or run several of them at a time. `Popen` and `run` are those of `subprocess` for such tests:
+A fresh interpreter needs about 2 s of processor time to import torch, as much again for the first
+step of an optimizer, and 0.5 s for the packages of a build. Many tests need another process and not
+these imports: they kill it, press Ctrl-C in it, or run several of them at a time. `Popen` and `run`
+are those of `subprocess` for such tests:
 
     running = zygote.Popen(["-m", "penstock", "build", …], stdout=subprocess.PIPE, text=True)
 
@@ -37,6 +38,10 @@ from types import ModuleType
 IMPORTED = (
     "torch",
     "torch.distributed",
+    "torch._dynamo",  # the first step of an optimizer imports it
+    "torch.distributed.fsdp",
+    "matplotlib.figure",  # a run draws its curve with these two
+    "matplotlib.backends.backend_svg",
     "awkward",
     "gigatoken",
     "tokenizers",
@@ -207,24 +212,41 @@ def _stream(wanted, number, text, opened):
     return open(ours, ("w" if number == 0 else "r") + ("" if text else "b")), theirs  # noqa: PTH123
 
 
+SHARED = "PENSTOCK_TEST_ZYGOTE"  # the variable that names the socket of the process to fork from
 _servers = {}
 
 
 def _server():
-    """The socket of the process to fork from, which is started when it is first needed."""
+    """A socket of the process to fork from, which is started when it is first needed."""
     if os.getpid() not in _servers:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
+        if SHARED not in os.environ:
+            start()
+        else:
+            ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
+            ours.connect("\0" + os.environ[SHARED])
+            _servers[os.getpid()] = ours
+    return _servers[os.getpid()]
+
+
+def start():
+    """Start the process to fork from, for this process and all that inherit its environment."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
+    name = f"penstock-zygote-{os.getpid()}-{os.urandom(8).hex()}"
+    with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as others:
+        others.bind("\0" + name)  # no file: it ends with the process
+        others.listen()
+        files = [theirs.fileno(), others.fileno()]
         process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, __file__, *map(str, files)],
+            pass_fds=files,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C in a terminal is for the tests
         )
-        theirs.close()
-        _servers[os.getpid()] = ours
-        atexit.register(_stop, ours, process)
-    return _servers[os.getpid()]
+    os.environ[SHARED] = name
+    _servers[os.getpid()] = ours
+    atexit.register(_stop, ours, process)
 
 
 def _stop(server, process):
@@ -233,39 +255,49 @@ def _stop(server, process):
     process.wait(60)
 
 
-def serve(requests):
-    """Fork a process for each request; returns in these processes alone, with the request."""
+def serve(owner, others):
+    """Fork a process for each request; returns in these processes alone, with the request.
+
+    Requests come from the owner, with whom the server ends, and from all that connect to `others`.
+    """
+    clients = {owner}
     running = {}  # of each process, by its pidfd: its id, and the socket that awaits its status
     while True:
-        ready, _, _ = select.select([requests, *running], [], [])
+        ready, _, _ = select.select([others, *clients, *running], [], [])
         for ended in set(ready) & running.keys():
             pid, answers = running.pop(ended)
             status = os.waitpid(pid, 0)[1]
             _answer(answers, status)
             answers.close()
             os.close(ended)
-        if requests not in ready:
-            continue
-        message, files, _, _ = socket.recv_fds(requests, _MESSAGE_BYTES, 4)
-        if not message:  # the tests have ended
-            sys.exit()
-        *streams, answers = files
-        pid = os.fork()
-        if pid == 0:
-            requests.close()
-            for pidfd, (_, other) in running.items():
-                os.close(pidfd)
-                other.close()
-            os.close(answers)
-            for number, file in enumerate(streams):
-                os.dup2(file, number)
+        if others in ready:
+            clients.add(others.accept()[0])
+        for client in clients & set(ready):
+            message, files, _, _ = socket.recv_fds(client, _MESSAGE_BYTES, 4)
+            if not message and client is owner:  # the tests have ended
+                sys.exit()
+            if not message:
+                clients.remove(client)
+                client.close()
+                continue
+            *streams, answers = files
+            pid = os.fork()
+            if pid == 0:
+                for each in (others, *clients):
+                    each.close()
+                for pidfd, (_, other) in running.items():
+                    os.close(pidfd)
+                    other.close()
+                os.close(answers)
+                for number, file in enumerate(streams):
+                    os.dup2(file, number)
+                    os.close(file)
+                return json.loads(message)
+            for file in streams:
                 os.close(file)
-            return json.loads(message)
-        for file in streams:
-            os.close(file)
-        answers = socket.socket(fileno=answers)
-        _answer(answers, pid)
-        running[os.pidfd_open(pid)] = pid, answers
+            answers = socket.socket(fileno=answers)
+            _answer(answers, pid)
+            running[os.pidfd_open(pid)] = pid, answers
 
 
 def _answer(answers, number):
@@ -334,13 +366,14 @@ def _writer(number, encoding, errors, is_unbuffered):
 
 
 if __name__ == "__main__":
-    with socket.socket(fileno=int(sys.argv[1])) as listening:
-        for name in IMPORTED:
-            import_module(name)
-        # Most builds use this tokenizer, and compare it with the reference: 1 s to load both.
-        gpt2 = import_module("penstock.tokenize.tokenizer").load_tokenizer("gpt2")
-        gpt2.reference.load()
-        gc.collect()
-        gc.freeze()  # a collection in a fork would copy the pages of all that is imported
-        request = serve(listening)
+    sockets = [socket.socket(fileno=int(each)) for each in sys.argv[1:]]
+    for name in IMPORTED:
+        import_module(name)
+    # Most builds use this tokenizer, and compare it with the reference: 1 s to load both.
+    gpt2 = import_module("penstock.tokenize.tokenizer").load_tokenizer("gpt2")
+    gpt2.reference.load()
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy the pages of all that is imported
+    request = serve(*sockets)
+    del sockets
     _exit(become, **request)

@@ -138,7 +138,7 @@ def test_a_document_without_a_place_to_cut_goes_to_the_reference_whole(gpt2):
 
 @pytest.mark.parametrize("normalizer", [None, {"type": "NFC"}], ids=["plain", "NFC"])
 @pytest.mark.parametrize("pattern", sorted(PATTERNS), ids=str)
-@pytest.mark.parametrize("number", [40, pytest.param(150, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("number", [15, pytest.param(150, marks=pytest.mark.torture)])
 def test_texts_have_the_same_ids_in_pieces(pattern, normalizer, number):
     config = ids.definition(pre_tokenizer=ids.patterned(pattern), normalizer=normalizer)
     source = random.Random(6)
