@@ -209,7 +209,9 @@ def test_json_has_all_rows_and_stable_names(run):
 def test_colours_are_only_in_terminals(run, monkeypatch):
     def shown(**environment):
         for name in ("FORCE_COLOR", "NO_COLOR"):
-            monkeypatch.setenv(name, environment.get(name, ""))
+            monkeypatch.delenv(name, raising=False)  # rich 13.7 sees an empty one as set
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
         return run("inspect", "run", "-s", 2, "--rows", 1).stdout
 
     assert "\x1b[32m" in shown(FORCE_COLOR="1")

@@ -19,6 +19,8 @@ def outcome(process, context, value):
         found = process(context, value)
     except Exception as error:  # noqa: BLE001  (of any kind, as long as both raise the same)
         return type(error).__name__, str(error)
+    if isinstance(found, tuple):
+        found = list(found)  # typer 0.19 does that later
     return type(found).__name__, found
 
 

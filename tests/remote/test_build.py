@@ -384,7 +384,7 @@ def _machines(_proxy, tmp_path_factory):
         "AWS_ACCESS_KEY_ID": "a-key",
         "AWS_SECRET_ACCESS_KEY": "a-secret",
         "AWS_REGION": "us-east-1",
-        "PENSTOCK_REMOTE_SECONDS": "20",
+        "PENSTOCK_REMOTE_SECONDS": "120",  # nothing fails here, and the machine may be busy
     }
     both = [Builder(tmp_path_factory.mktemp("machine"), environment) for _ in range(2)]
     yield both
@@ -461,21 +461,19 @@ def test_a_writer_that_lost_its_claim_cannot_commit(
     if append:
         build(tmp_path / "third.txt", url)
         build(tmp_path / "third.txt", tmp_path / "local")
-    arrived, released = threading.Event(), threading.Event()
+    arrived, released, sent = threading.Event(), threading.Event(), []
 
     def on_request(request):
-        if (
-            request.method == "PUT"
-            and request.path.endswith("/penstock.json")
-            and not arrived.is_set()
-        ):
-            arrived.set()
-            released.wait(30)
+        if request.method == "PUT" and request.path.endswith("/penstock.json"):
+            sent.append(request.body)
+            if request.body == sent[0]:  # also if it is sent again, after a timeout
+                arrived.set()
+                released.wait(240)
 
     kept = set(bucket.objects())
     bucket.proxy.set(on_request=on_request)
     builders[0].begin(inputs, url, append=append)
-    assert arrived.wait(30)
+    assert arrived.wait(240)
     for name in set(bucket.objects()) - kept:
         bucket.delete(name)
     builders[1].begin(more, url, append=append)

@@ -8,6 +8,7 @@ import inspect
 import os
 import random
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -85,11 +86,12 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         self.cluster = Cluster()
+        self._started = []
         self._add(_system_config=HEALTH)
         self.others = []
 
     def _add(self, **settings):
-        return self.cluster.add_node(
+        node = self.cluster.add_node(
             num_cpus=1,
             object_store_memory=80 << 20,
             include_dashboard=False,
@@ -97,6 +99,8 @@ class Nodes:
             no_monitor=True,
             **settings,
         )
+        self._started.append(node)
+        return node
 
     def add_missing(self):
         """Have three nodes, as a cloud replaces spot nodes that it took away."""
@@ -110,6 +114,16 @@ class Nodes:
         is_busy = any(parent == raylet for _, parent in makers())
         self.cluster.remove_node(node, allow_graceful=False)
         return is_busy
+
+    def close(self):
+        """Stop the cluster, and delete its clients in the process that has their threads.
+
+        Ray's handlers of `atexit` keep all nodes. From Python 3.13 on, a forked child drops these
+        handlers, and the deletion of a client waits there for ever for threads that it lacks.
+        """
+        self.cluster.shutdown()
+        for node in self._started:
+            node._gcs_client = None
 
 
 def makers():
@@ -134,13 +148,15 @@ def nodes():
     ):
         for name, value in {**QUIET, "RAY_TMPDIR": folder}.items():
             patch.setenv(name, value)
+        on_terminate = signal.getsignal(signal.SIGTERM)  # Ray sets another handler
         nodes = Nodes()
         patch.setenv("RAY_ADDRESS", nodes.cluster.address)
         try:
             yield nodes
         finally:
             ray.shutdown()
-            nodes.cluster.shutdown()
+            nodes.close()
+            signal.signal(signal.SIGTERM, on_terminate)
 
 
 @pytest.fixture

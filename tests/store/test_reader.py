@@ -108,7 +108,7 @@ def test_numpy_alone_reads_a_store(store):
     bounds = np.load(store.path / "part-00000.bounds.npy", allow_pickle=False)
     origin = np.load(store.path / "part-00000.origin.npy", allow_pickle=False)
 
-    assert bytes(tokens[: bounds[0] - 1].astype(np.uint8)).decode() == TEXTS[0]
+    assert bytes(tokens[: int(bounds[0]) - 1].astype(np.uint8)).decode() == TEXTS[0]
     assert origin.shape == (len(bounds), 2)
     assert len(tokens) == bounds[-1]
 

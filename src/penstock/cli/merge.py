@@ -1,7 +1,6 @@
 """`penstock merge`: one store of the documents of several."""
 
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,7 +15,7 @@ from penstock.remote.address import store_path
 
 def merge_command(
     stores: Annotated[
-        list[Path],
+        list[options.Anywhere],
         typer.Argument(
             metavar="STORES",
             show_default=False,

@@ -10,10 +10,13 @@ from penstock.remote.address import store_path
 from penstock.sources.settings import Format as FileFormat
 
 if TYPE_CHECKING:
-    from penstock.remote.address import StorePath as Anywhere
+    from penstock.remote.address import StorePath
     from penstock.store.reader import TokenStore
+
+    Anywhere = StorePath
 else:
-    Anywhere = Path  # typer takes no unions; the parser decides
+    # typer takes no unions; the parser decides. Not Path: typer 0.19 would make a Path of a URL.
+    Anywhere = object
 
 
 def option(

@@ -1,7 +1,8 @@
 """The dict of a batch, which notebooks show as a table.
 
 It is a dict in every other way: equal to one, made from one, and taken by `model(**batch)`,
-`torch.compile`, collate functions, and the functions that move batches to a device.
+`torch.compile`, collate functions, and the functions that move batches to a device. One exception:
+with `fullgraph=True`, torch 2.6 compiles `batch["inputs"]`, but no loop over a batch or `**batch`.
 """
 
 from collections import OrderedDict
