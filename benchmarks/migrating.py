@@ -5,8 +5,7 @@
 
 Each section runs in its own process and directory: the first block of the page, the code before,
 the code after, and a comparison of what the page says is the same. Sections whose packages are not
-installed are skipped and named. `make bench` installs all packages but torchtitan, which
-`pip install --no-deps torchtitan` does.
+installed are skipped and named. `make bench` installs all of them.
 """
 
 import argparse

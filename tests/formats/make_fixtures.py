@@ -16,6 +16,7 @@ import os
 import sys
 import types
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,6 +31,12 @@ def corpus(seed, *, shortest=0):
     generator = np.random.default_rng(seed)
     lengths = generator.integers(shortest, 12, 15)
     return [generator.integers(0, 100, length).tolist() for length in lengths]
+
+
+def set_of(directory, seed):
+    """Make a directory; return the documents of three files of it, by their numbers."""
+    directory.mkdir(exist_ok=True)
+    return {number: corpus(1000 * number + seed) for number in (1, 2, 10)}
 
 
 def write_megatron(prefix, documents, dtype):
@@ -129,6 +136,10 @@ def megatron_cases(directory, seed):
         documents = corpus(seed + number)
         write_megatron(directory / f"megatron-{dtype}", documents, dtype)
         yield f"megatron-{dtype}", documents, {}
+    groups = set_of(directory / "megatron-set", seed + len(DTYPES))
+    for number, group in groups.items():
+        write_megatron(directory / "megatron-set" / f"web_{number}_document", group, "int32")
+    yield "megatron-set", [*chain.from_iterable(groups.values())], {}
 
 
 def datatrove_cases(directory, seed):
@@ -136,6 +147,10 @@ def datatrove_cases(directory, seed):
         documents = corpus(seed + size)
         write_datatrove(directory / f"datatrove-{size}.ds", documents, size)
         yield f"datatrove-{size}.ds", documents, {}
+    groups = set_of(directory / "datatrove-set", seed + 5)
+    for number, group in groups.items():
+        write_datatrove(directory / "datatrove-set" / f"{number}_tokens.ds", group, 2)
+    yield "datatrove-set", [*chain.from_iterable(groups.values())], {}
 
 
 MDS_CASES = {

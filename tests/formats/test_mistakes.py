@@ -179,3 +179,24 @@ def test_one_file_of_a_set_and_a_feather_file_are_named(layouts, tmp_path):
     feather.write_feather(pa.table({"input_ids": [[1]]}), tmp_path / "x.arrow")
     with pytest.raises(StoreError, match="is a Feather file"):
         ps.open_tokens(tmp_path / "x.arrow")
+
+
+@pytest.mark.parametrize("layout", ["mds", "litdata"])
+def test_one_file_of_a_set_is_not_read_as_ids_without_a_header(layouts, layout, tmp_path):
+    """The numbers at its beginning may all be below the vocabulary, and would become tokens."""
+    layouts.write(layout, tmp_path, [[1, 2, 3], [4, 5, 6]], "uint16")
+    (chunk, *_) = (each for each in tmp_path.iterdir() if each.suffix != ".json")
+    if chunk.stat().st_size % 2:
+        chunk.write_bytes(chunk.read_bytes() + b"\0")
+
+    with pytest.raises(StoreError, match=f"is one file of a set of the format '{layout}'.*Pass"):
+        ps.open_tokens(chunk, format="nanogpt", vocab_size=65_536)
+    IDS.astype("<u2").tofile(tmp_path / "other.bin")  # which the index does not list
+    assert ps.open_tokens(tmp_path / "other.bin", format="nanogpt", vocab_size=50_257).num_tokens
+
+
+def test_a_directory_is_not_opened_as_one_array(layouts, tmp_path):
+    layouts.write_mds(tmp_path / "x", [[1, 2]])
+
+    with pytest.raises(StoreError, match="x is not a file"):
+        ps.open_tokens(tmp_path / "x", format="npy")

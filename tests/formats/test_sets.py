@@ -178,4 +178,4 @@ def test_a_plan_of_a_store_a_megatron_set_and_an_mds_set_resumes_at_every_step(l
             plan, global_batch_size=24, rank=rank, world_size=world_size, prefetch=prefetch
         )
 
-    assert_resumable(make_loader, world_sizes=(1, 2, 3, 8), prefetch=(0,), steps=6)
+    assert_resumable(make_loader, world_sizes=(1, 2, 3, 8), prefetch=(0, 2), steps=6)

@@ -7,7 +7,7 @@ from tokenize import TokenError
 from numpy.lib import format as npy_format
 
 from penstock.errors import StoreError
-from penstock.formats.mapped import MappedArray, first_bytes
+from penstock.formats.mapped import MappedArray, first_bytes, size_of
 from penstock.formats.sample import check_dtype
 from penstock.formats.token_files import FilePart
 from penstock.paths import naming
@@ -20,6 +20,7 @@ def is_npy(path: Path) -> bool:
 
 def open_npy(path: Path) -> FilePart:
     """Return the ids of a file; its header is parsed, and never executed or unpickled."""
+    size_of(path)
     try:
         with naming(path), path.open("rb") as stream, warnings.catch_warnings():
             # NumPy warns of headers that Python 2 wrote, which a damaged header may look like.

@@ -1,6 +1,7 @@
 """`open_tokens`: recognise token files by their contents, and open them."""
 
 import glob
+import json
 import os
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +12,7 @@ import numpy as np
 
 from penstock.errors import StoreError
 from penstock.formats.datatrove import is_datatrove, open_datatrove
+from penstock.formats.index_file import read_index
 from penstock.formats.litdata import is_litdata, open_litdata
 from penstock.formats.llmc import is_llmc, open_llmc
 from penstock.formats.mapped import HeldArray, first_bytes, size_of
@@ -232,6 +234,11 @@ def _open_file(path: Path, format: str | None, given: Settings) -> tuple[str, li
             "would become tokens, or its index would be ignored. Leave format= out, or pass "
             f'format="{found[0]}".'
         )
+    if (kind := _set_of(path)) is not None:
+        raise StoreError(
+            f"{path} is one file of a set of the format {kind!r}. Read as {format!r}, its header "
+            f"would become tokens. Pass its directory, {path.parent}, without format=."
+        )
     if given.vocab_size is None:
         raise StoreError(
             f"{path} has no header, so a wrong dtype would not be noticed. Pass vocab_size= or "
@@ -240,6 +247,16 @@ def _open_file(path: Path, format: str | None, given: Settings) -> tuple[str, li
     if name == "olmo":
         return name, [open_olmo(path, given.dtype, given.vocab_size)]
     return name, [open_raw(path, given.dtype or "uint16", given.vocab_size)]
+
+
+def _set_of(path: Path) -> str | None:
+    """Return the format of the set that lists a file in the index beside it; None if none does."""
+    index = path.parent / "index.json"
+    for name in ("mds", "litdata"):
+        # Other files may be in the same directory.
+        if _DIRECTORIES[name](path.parent) and f'"{path.name}"' in json.dumps(read_index(index)):
+            return name
+    return None
 
 
 def _undecided(path: Path, found: list[str]) -> str:
