@@ -4,14 +4,15 @@ The first build is stopped (SIGSTOP) while it writes. Its directory is deleted, 
 and a second build makes another store there. Then the first build is continued.
 """
 
-import os
 import random
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import zygote
@@ -22,7 +23,7 @@ from penstock.sources.settings import Texts
 from penstock.store.files import write_file
 from penstock.store.lock import lock_path, locked
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="no SIGSTOP on this system")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 CHILD = """
 import sys, penstock
@@ -36,6 +37,16 @@ penstock.build(
 """
 # What happens to the store while its build is stopped.
 ATTACKS = ("delete all", "delete store and lock", "move", "move, same text", "delete lock")
+
+
+def _has_stopped(process):
+    """Whether all threads of a process are stopped (T) or have ended."""
+    states = set()
+    with suppress(FileNotFoundError, ProcessLookupError):  # a thread has ended
+        for path in Path(f"/proc/{process}/task").glob("*/stat"):
+            states.add(path.read_text().rpartition(")")[2].split()[0])
+        return bool(states) and states <= {"T", "Z", "X"}
+    return False
 
 
 class Race:
@@ -62,9 +73,10 @@ class Race:
             time.sleep(0.001)
         time.sleep(delay)
         child.send_signal(signal.SIGSTOP)
-        with suppress(ChildProcessError):  # it has ended, and `poll` has seen it
-            # Until all of its threads have stopped, or it ends. WNOWAIT: Popen waits for it, too.
-            os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        # Until all of its threads have stopped, or it has ended. It is a child of another process,
+        # so the system does not report that to `waitid`.
+        while child.poll() is None and not _has_stopped(child.pid):
+            time.sleep(0.001)
         return child
 
     def attack(self, attack):
