@@ -54,8 +54,8 @@ def test_batches_are_the_same_with_and_without(store, monkeypatch, prefetch):
 
 def test_each_block_is_announced_while_the_one_before_is_read(always):
     rows = Recorded()
-    loader = Loader(rows, 512, steps=40, prefetch=0)
-    assert len(list(loader)) == 40
+    loader = Loader(rows, 512, steps=80, prefetch=0)
+    assert len(list(loader)) == 80
 
     assert len(rows.read_rows) > 10
     assert rows.announced == rows.read_rows[1:]

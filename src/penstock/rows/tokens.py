@@ -9,7 +9,7 @@ A store that is still being written is read as a snapshot: a store over the part
 
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -23,7 +23,7 @@ from penstock.formats.open import is_token_file, open_tokens
 from penstock.formats.sets import is_pattern
 from penstock.formats.token_files import TokenFiles
 from penstock.paths import is_remote
-from penstock.ranges import group_rows, ranges
+from penstock.ranges import Indices, group_rows, ranges
 from penstock.rows.array_file import ArrayFile as ArrayFile
 from penstock.rows.blocks import BlockChecks, load_ahead
 from penstock.rows.origins import RowOrigin, find_origins
@@ -154,9 +154,11 @@ class Stream:
         """
         arrays: list[Ids] = []
         addresses: list[int] = []
-        # From the right, as in `_find`.
-        members = np.searchsorted(self._firsts, numbers, side="right") - 1
-        for member, chosen in group_rows(members):
+        groups: Iterable[tuple[int, Indices | slice]] = [(0, slice(None))]
+        if len(self.members) > 1:
+            # From the right, as in `_find`.
+            groups = group_rows(np.searchsorted(self._firsts, numbers, side="right") - 1)
+        for member, chosen in groups:
             source = self.members[member]
             parts = (numbers[chosen] - self._firsts[member]).tolist()
             if isinstance(source, TokenStore):

@@ -266,7 +266,10 @@ class Windows(StreamRows):
         """
         starts = checked_rows(samples, self.num_readable) * self.stride
         # The piece in which each row begins: the first that ends after its start.
-        numbers = np.searchsorted(self.stream.ends, starts, side="right")
+        if len(self.stream.ends) == 1:
+            numbers = np.zeros_like(starts)
+        else:
+            numbers = np.searchsorted(self.stream.ends, starts, side="right")
         tokens = gather(self.stream, numbers, starts, self.length + 1)
         read = {"tokens": tokens}
         if self.num_readable > self._num_full:
