@@ -4,17 +4,20 @@ loader of each format.
     python benchmarks/formats.py [--tokens 100000000] [--repetitions 7]
 
 The same ids are in each file, and in the page cache. A figure of the first table is the time of
-`Windows.read` for steps of 64 rows of 1,024 tokens, in random order, compared with the store. A
-figure of the second table is the speed of batches of 32 rows as int64 tensors, in turns of a
-second, of `penstock.Loader` with its usual settings, shuffled, and of the loader of the format
-(own_loaders.py, peers.py) without worker processes, from the same files; packages that are not
-installed are left out. Files of MosaicML Streaming, LitData and datasets have rows of
+`Windows.read` for steps of 64 rows of 1,024 tokens, in random order, compared with the store. The
+store has the parts that `build` would write for so many tokens of GPT-2; a store of one part is
+shown beside it. A figure of the second table is the speed of batches of 32 rows as int64 tensors,
+in turns of a second, of `penstock.Loader` with its usual settings, and of the loader of the format
+(own_loaders.py, peers.py) without worker processes, from the same files. penstock shuffles; it is
+also measured in the order of the file where the other loader reads in that order. Packages that are
+not installed are left out. Files of MosaicML Streaming, LitData and datasets have rows of
 1,025 ids, as peers.py writes them. Cases alternate, in the first table after each step, so that
 other work on the machine affects all of them. Each is shown in millions of tokens a second: median
 (lowest to highest).
 """
 
 import argparse
+import functools
 import itertools
 import statistics
 import struct
@@ -31,6 +34,8 @@ from stores import VOCAB_SIZE, write_store
 import penstock as ps
 
 LENGTH, ROWS, STEPS = 1024, 64, 200
+# `build` makes a part of each slice of 64 MB of text. A token of GPT-2 is about 4.4 bytes of it.
+PART = 15_000_000
 # Each peer, the arguments with which it is opened, and those of open_tokens for the same files.
 PEERS = {
     "MosaicML Streaming": (Mosaic, {"num_workers": 0}, {"format": "mds", "dtype": "uint16"}),
@@ -41,7 +46,8 @@ PEERS = {
 
 def opened(folder, ids):
     """Return the rows of each case."""
-    write_store(folder / "store", [ids])
+    write_store(folder / "store", [ids[at : at + PART] for at in range(0, len(ids), PART)])
+    write_store(folder / "one", [ids])
     header = np.zeros(256, "<i4")
     header[:3] = 20240520, 1, len(ids)
     with (folder / "llmc.bin").open("wb") as stream:
@@ -64,6 +70,7 @@ def opened(folder, ids):
     known = {"vocab_size": VOCAB_SIZE}
     found = {
         "native store": ps.TokenStore(folder / "store"),
+        "store of one part": ps.TokenStore(folder / "one"),
         "llm.c": ps.open_tokens(folder / "llmc.bin", **known),
         "Megatron": ps.open_tokens(folder / "documents", **known),
         "nanoGPT": ps.open_tokens(folder / "nanogpt.bin", format="nanogpt", **known),
@@ -131,20 +138,21 @@ class Turns:
 def compare_loaders(loaders, repetitions, seconds):
     """Print the speed of each loader, and of penstock from the same files."""
     for name, (other, rows) in loaders.items():
-        loader = ps.Loader(rows, BATCH, seed=17, format="tuple")
-        own, ours = Turns(other.batches), Turns(lambda loader=loader: loader)
-        cases = {
-            "own": lambda own=own: own.speed(seconds),
-            "ours": lambda ours=ours: ours.speed(seconds),
-        }
+        own = Turns(other.batches)
+        shuffled = ps.Loader(rows, BATCH, seed=17, format="tuple")
+        turns = {"own": own, "shuffled": Turns(shuffled.__iter__)}
+        if name.endswith(", in order"):
+            in_order = ps.Loader(rows, BATCH, shuffle="none", format="tuple")
+            turns["in order"] = Turns(in_order.__iter__)
+        cases = {each: functools.partial(turn.speed, seconds) for each, turn in turns.items()}
         alternate(cases, 1)  # starts threads, and loads pages
         speeds = alternate(cases, repetitions)
-        pairs = zip(speeds["own"], speeds["ours"], strict=True)
-        ratios = [mine / theirs for theirs, mine in pairs if theirs]
         print(f"{name:44} {spread(speeds['own'])} M tokens/s")
-        print(f"  penstock, same files, shuffled {spread(speeds['ours'])}")
-        shown = f"{statistics.median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f})"
-        print(f"  penstock is {shown} times as fast")
+        for each in list(turns)[1:]:
+            pairs = zip(speeds["own"], speeds[each], strict=True)
+            ratios = [mine / theirs for theirs, mine in pairs if theirs]
+            shown = f"{statistics.median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f})"
+            print(f"  penstock, {each:10} {spread(speeds[each])}, {shown} times as fast")
         if name in PEERS:
             own.finish()
 
