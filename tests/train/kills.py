@@ -55,12 +55,16 @@ def words_of(store, output, steps, rank=0, size=1, rendezvous="none"):
 
 def start(store, output, steps, *, rank=0, size=1, rendezvous="none", **how):
     words = words_of(store, output, steps, rank, size, rendezvous)
-    return zygote.Popen(
-        ["-c", code_of(**how), *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = ["-c", code_of(**how), *words]
+    options = {
+        "env": {**os.environ, "OMP_NUM_THREADS": "1"},
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
+    if how.get("device") == "cuda":
+        # Tests on a GPU need NumPy and torch alone, and the zygote imports more than these.
+        return subprocess.Popen([sys.executable, *command], **options)
+    return zygote.Popen(command, **options)
 
 
 def here(store, output, steps, **how):
