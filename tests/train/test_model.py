@@ -8,6 +8,7 @@ import torch
 import penstock as ps
 from penstock.errors import PlanError
 from penstock.train import GPT, SIZES, ModelConfig, model_config
+from penstock.train.model import _rotate
 
 PLAIN = ModelConfig(layers=2, heads=2, width=32, length=64, vocab_size=257)
 OPTIONS = [
@@ -91,6 +92,20 @@ def test_computing_activations_again_gives_the_same_gradients(tokens, options):
         grown.append([weight.grad for weight in model.parameters()])
 
     assert all(torch.equal(one, two) for one, two in zip(*grown, strict=True))
+
+
+def test_rotary_positions_turn_each_pair_of_channels_by_its_angle():
+    """As a product of complex numbers: the halves are the real and the imaginary parts."""
+    model = made(positions="rotary")
+    length, size = model.config.length, model.config.width // model.config.heads
+    heads = torch.randn(2, length, model.config.heads, size, generator=torch.manual_seed(3))
+    speeds = 10_000.0 ** (-torch.arange(size // 2) * 2 / size)
+    angles = torch.arange(length)[:, None, None] * speeds
+
+    turned = torch.complex(*heads.chunk(2, dim=-1)) * torch.polar(torch.ones_like(angles), angles)
+
+    found = _rotate(heads, (model.cosines, model.sines))
+    torch.testing.assert_close(found, torch.cat((turned.real, turned.imag), dim=-1))
 
 
 def document_losses(model, documents, device):

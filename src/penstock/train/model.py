@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _ROTARY_BASE = 10_000.0
 Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines of the rotary angles, for each position and pair of channels."""
+"""Cosines and signed sines of the rotary angles, for each position and channel."""
 
 
 class GPT(nn.Module):
@@ -264,16 +264,22 @@ def _compiled_flex_attention() -> Callable[..., Tensor]:
 
 
 def _rotation(config: ModelConfig) -> Rotation:
-    """Cosines and sines of the angles, (length, 1, size / 2) for heads of `size` channels."""
+    """Cosines and sines of the angles, (length, 1, size) for heads of `size` channels.
+
+    The sines of the first half of the channels are negative, as `_rotate` needs them.
+    """
     size = config.width // config.heads
     pairs = torch.arange(size // 2, dtype=torch.float32)
     positions = torch.arange(config.length, dtype=torch.float32)
     angles = positions[:, None, None] * _ROTARY_BASE ** (-pairs * 2 / size)
-    return angles.cos(), angles.sin()
+    cosines, sines = angles.cos(), angles.sin()
+    return torch.cat((cosines, cosines), dim=-1), torch.cat((-sines, sines), dim=-1)
 
 
 def _rotate(heads: Tensor, rotation: Rotation) -> Tensor:
     """`heads` with each pair of channels (i, i + size / 2) rotated by its angle."""
     cosines, sines = (each.to(heads.dtype) for each in rotation)
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cosines - second * sines, first * sines + second * cosines), dim=-1)
+    # For halves a and b of the channels: (a cos - b sin, b cos + a sin). To swap the halves with
+    # `roll` makes a step 1 % faster on an H200 than to join two results: compiled, a join loads and
+    # computes both halves for each channel.
+    return heads * cosines + heads.roll(heads.shape[-1] // 2, dims=-1) * sines
