@@ -385,6 +385,33 @@ def speed(options):
             f"{model.flops_per_token * middle / PEAK:.1%} of peak",
             flush=True,
         )
+    if options.profile:
+        kernels(lambda: step(options.micro[-1], optimize=True))
+
+
+def kernels(step, steps=2):
+    """Print how long each kernel takes in a step, and how long none runs."""
+    import torch
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    # Besides kernels, the GPU's events are spans of named code, which contain kernels.
+    spans = ("Optimizer.", "ProfilerStep", "##", "Compiled", "Inductor")
+    times, intervals = {}, []
+    for event in found.events():
+        named = any(each in event.name for each in spans)
+        if event.device_type == DeviceType.CUDA and not named:
+            times.setdefault(event.name, []).append(event.time_range.elapsed_us() / 1000 / steps)
+            intervals.append((event.time_range.start, event.time_range.end))
+    total = (max(end for _, end in intervals) - min(intervals)[0]) / 1000 / steps
+    idle = total - sum(map(sum, times.values()))
+    print(f"{total:9.2f} ms a step; {idle:.2f} ms without a kernel")
+    for name, each in sorted(times.items(), key=lambda item: -sum(item[1])):
+        print(f"{sum(each):9.2f} ms {sum(each) / total:6.1%} {len(each) // steps:5d} x {name}")
 
 
 def main():
@@ -434,6 +461,7 @@ def main():
     add.add_argument("--repetitions", type=int, default=5)
     add.add_argument("--autotune", action="store_true")
     add.add_argument("--cudnn", action="store_true")
+    add.add_argument("--profile", action="store_true", help="print the time of each kernel")
     add.add_argument("--lock", type=Path, default=Path("/tmp/race-speed.lock"))
     add.add_argument("--device", default="cuda")
     options = parser.parse_args()
