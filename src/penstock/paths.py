@@ -11,7 +11,8 @@ such as reading, fstat or mmap, the error names nothing: "[Errno 5] Input/output
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,3 +82,14 @@ class NamedFile(FileIO):
         """Fill `buffer`; returns the number of bytes."""
         with naming(self.name):
             return super().readinto(buffer)
+
+
+def nearby_names(path: Path) -> str:
+    """Return a sentence for a message about a missing file: which names its folder has."""
+    nearby: list[str] = []
+    with suppress(OSError):  # the folder may be missing too
+        names = (entry.name for entry in path.parent.iterdir())
+        nearby = sorted(name for name in names if not name.startswith("."))
+    if close := get_close_matches(path.name, nearby, 1, 0.75):
+        return f" Did you mean {path.with_name(close[0])}?"
+    return f" In {Path.cwd() / path.parent}: {', '.join(nearby[:5])}." if nearby else ""

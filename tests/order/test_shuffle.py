@@ -185,6 +185,11 @@ def test_the_key_of_an_epoch_depends_on_seed_name_and_number():
             "'ful'.",
         ),
         (
+            lambda: arrange(False, [Domain(3)]),
+            'shuffle must be "full", "block" (or Block(rows=…, group=…)), "part" or "none"; got '
+            'False. Use "none".',
+        ),
+        (
             lambda: Block(rows="parts"),
             "Block(rows=…) must be a number or \"part\"; got 'parts'.",
         ),

@@ -151,7 +151,9 @@ class FaultProxy:
             body = body[:place] + bytes([body[place] ^ (1 + draw % 255)]) + body[place + 1 :]
         answer = head + body
         if kind in ("reset", "short", "stall"):
-            writer.write(answer[: draw // 2 % max(1, len(answer))])
+            # A head that ends early may have no Content-Length, and then no client can notice it.
+            least = len(head) if kind == "short" and body else 0
+            writer.write(answer[: least + draw // 2 % max(1, len(answer) - least)])
             await writer.drain()
         if kind in ("stall", "hang"):
             await asyncio.sleep(self.stall_seconds)

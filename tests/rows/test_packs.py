@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -226,3 +227,15 @@ def test_bare_token_files_are_refused(tmp_path):
 
     with pytest.raises(PlanError, match="bare token files do not record where documents end"):
         Packs(tmp_path / "bare.npy", 8)
+
+
+def test_a_store_of_one_document_warns_that_nothing_is_kept_apart(tmp_path):
+    def built(name, *texts):
+        return penstock.build(penstock.Texts(texts), tmp_path / name, tokenizer="bytes")
+
+    with pytest.warns(UserWarning, match=r"one' is one document, .*documents=\"paragraphs\""):
+        Packs(built("one", "a" * 100), 16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Packs(built("two", "a" * 100, "b"), 16)
+        Packs(built("short", "a"), 16)

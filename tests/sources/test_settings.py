@@ -20,6 +20,7 @@ from penstock.sources.settings import ReadSettings
         ({"errors": "ignore"}, r"errors=.ignore. is not"),
         ({"documents": ""}, r"separates nothing"),
         ({"field": ""}, r"contains an empty name"),
+        ({"field": ["q", "a"]}, r"field=\['q', 'a'\] is not the name of one field.*penstock.Texts"),
         ({"field": "a..b"}, r"field=.a\.\.b. contains an empty name"),
         ({"max_document_bytes": 0}, r"must be at least 1"),
         ({"max_expansion": 0}, r"must be at least 1"),

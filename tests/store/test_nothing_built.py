@@ -1,6 +1,7 @@
 """A build that stores nothing, or rejects more than allowed, fails; its advice can be followed."""
 
 import gzip
+import json
 
 import pytest
 import zygote
@@ -181,3 +182,13 @@ def test_the_limit_of_few_records_is_that_of_their_number(tmp_path):
 
     with pytest.raises(SourceError, match=r"(\d+) of \1 .* more than the 0 that max_bad=0.001"):
         build(path, tmp_path / "s")
+
+
+@pytest.mark.parametrize("good", [0, 20])
+def test_records_that_look_like_conversations_are_advised_to_be_built_as_chats(tmp_path, good):
+    record = {"instruction": "Add 1 and 2.", "input": "", "output": "3"}
+    lines = [json.dumps(record)] * 30 + [json.dumps({"text": "words"})] * good
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+
+    with pytest.raises(SourceError, match=r"look like conversations: .* chat=\"chatml\"\. Repair"):
+        penstock.build(tmp_path / "a.jsonl", tmp_path / "store", tokenizer="bytes")

@@ -205,3 +205,15 @@ def test_a_stream_survives_a_change_of_the_working_directory(tmp_path, monkeypat
     with streamed:
         assert sum(1 for _ in streamed) == 10_000
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_store_has_its_tokenizer_with_the_tokens_that_were_added(tmp_path):
+    text = "<|im_start|>user\nHi<|im_end|>"
+    settings = {"tokenizer": "gpt2", "add_tokens": ["<|im_start|>", "<|im_end|>"]}
+    made = penstock.build(
+        Texts([text]), tmp_path / "store", special_tokens="parse", eos=False, **settings
+    )
+    opened = penstock.TokenStore(tmp_path / "store")
+
+    assert opened.load_tokenizer().decode(opened.tokens(0, made.num_tokens)) == text
+    assert opened.load_tokenizer().digest == opened.tokenizer_record["digest"]

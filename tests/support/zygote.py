@@ -31,6 +31,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
@@ -376,4 +377,7 @@ if __name__ == "__main__":
     gc.freeze()  # a collection in a fork would copy the pages of all that is imported
     request = serve(*sockets)
     del sockets
+    # The imports may have left finalizers: torch 2.6 has a temporary directory, which the first
+    # fork that ends would delete for all.
+    weakref.finalize._registry.clear()
     _exit(become, **request)

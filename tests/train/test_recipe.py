@@ -1,12 +1,13 @@
 """Recipes: TOML to objects, and every mistake named."""
 
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
 import penstock as ps
-from penstock.errors import RecipeError, SourceError
+from penstock.errors import MissingInputError, RecipeError, SourceError
 from penstock.recipe import parse_recipe, read_recipe
 from penstock.train import SIZES
 from penstock.train.command import choose_recipe, open_job, recipe_changes
@@ -312,3 +313,13 @@ def test_a_text_that_is_not_to_be_streamed_keeps_its_validation(tmp_path):
 
     assert whole.data.split is not None
     assert streamed.data.split is None
+
+
+def test_a_mistyped_recipe_or_file_is_named(tmp_path):
+    (tmp_path / "input.txt").write_text("text")
+    for wrong, right in (
+        ("tinyshakespear-cpu", "Did you mean the recipe tinyshakespeare-cpu?"),
+        (str(tmp_path / "inptu.txt"), f"Did you mean {tmp_path / 'input.txt'}?"),
+    ):
+        with pytest.raises(MissingInputError, match=re.escape(right)):
+            choose_recipe(wrong, {}, None, print)

@@ -21,7 +21,7 @@ from penstock.order.budget import Budget
 from penstock.order.integers import END
 from penstock.order.plan import Plan
 from penstock.rows.protocol import Integers, Rows
-from penstock.store.reader import TokenStore, tokenizer_of
+from penstock.store.reader import TokenStore
 
 if TYPE_CHECKING:
     from penstock.inspect.text import Progress
@@ -272,7 +272,7 @@ def find_texts(
             if progress is not None:
                 progress(before + done, total)
 
-        known = tokenizer_of(store.manifest, tokenizer)
+        known = store.load_tokenizer(tokenizer)
         for match in find_text(store, text, known, progress=report):
             start, _ = document_span(plan.sources[name], number, store, match.document)
             span = start + match.span[0], start + match.span[1]

@@ -129,9 +129,10 @@ def arrange(mode: Mode | Block, domains: Sequence[Domain]) -> Arrangement:
         return _Block(domains, Block() if mode == "block" else mode)
     kinds = {"full": _Full, "none": Arrangement, "part": _Part}
     if mode not in kinds:
+        advice = f' Use "{"full" if mode else "none"}".' if isinstance(mode, bool) else ""
         raise PlanError(
             'shuffle must be "full", "block" (or Block(rows=…, group=…)), "part" or "none"; got '
-            f"{mode!r}."
+            f"{mode!r}.{advice}"
         )
     return kinds[mode](domains)
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from penstock.errors import MissingTokenizerError
 from penstock.formats.member import Member
 from penstock.formats.token_files import TokenFiles
-from penstock.store.reader import TokenStore, tokenizer_of
+from penstock.store.reader import TokenStore
 from penstock.store.summary import Lengths, lengths_of
 from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer
 
@@ -92,7 +92,7 @@ def find_tokenizer(member: Member, given: object = None) -> Tokenizer | None:
     """Return the tokenizer of a member; None if it is not known on this machine."""
     if isinstance(member, TokenStore):
         try:
-            return tokenizer_of(member.manifest, given)
+            return member.load_tokenizer(given)
         except MissingTokenizerError:  # ids can be shown without their text
             return None
     if isinstance(member, TokenFiles) and member.tokenizer is not None:

@@ -11,6 +11,7 @@ is a target exactly once, in every format. Borders come from the offsets that th
 not from a search for end tokens.
 """
 
+import warnings
 from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import final
@@ -21,6 +22,7 @@ from penstock.rows.packing import PACKING_FORMAT, pack
 from penstock.rows.pieces import PieceRows
 from penstock.rows.protocol import Fields, Integers, Settings
 from penstock.rows.tokens import StreamLike
+from penstock.store.reader import TokenStore
 
 
 @final
@@ -47,6 +49,20 @@ class Packs(PieceRows):
         self.length = whole_number("length", length)
         self.borders = self.gives_positions = borders
         super().__init__(store, "packs", self.length, partial(pack, length=self.length))
+        self._warn_of_one_document()
+
+    def _warn_of_one_document(self) -> None:
+        """Warn if all rows are pieces of one document: a text whose separator was not found."""
+        store, *others = self.stream.members
+        if others or not isinstance(store, TokenStore) or not store.sealed:
+            return
+        if store.manifest.num_documents == 1 and self.num_split:
+            warnings.warn(
+                f"{self.stream} is one document, so these rows keep nothing apart. If its text has "
+                "several documents, say where they end when you build the store, for example with "
+                'documents="paragraphs" (--documents paragraphs).',
+                stacklevel=3,
+            )
 
     def __repr__(self) -> str:
         if not self.stream.sealed:

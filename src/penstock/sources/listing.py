@@ -15,14 +15,13 @@ import re
 import stat
 import uuid
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import MissingInputError, SourceError
-from penstock.paths import expand_user, redacted
+from penstock.paths import expand_user, nearby_names, redacted
 from penstock.sources.decompress import Expanded
 from penstock.sources.files import BOM, STDIN, InputFile, file_state, open_file
 from penstock.sources.remote import file_system, without_secrets
@@ -152,14 +151,9 @@ def _expand(pattern: str, reading: ReadSettings, skipped: Skipped) -> list[Input
             "files. If this is a text, give it as penstock.Texts([text]) in Python, or write it to "
             "a file."
         )
-    nearby: list[str] = []
-    with suppress(OSError):  # the folder may be missing too
-        names = (entry.name for entry in path.parent.iterdir())
-        nearby = sorted(name for name in names if not name.startswith("."))
-    advice = f" In {Path.cwd() / path.parent}: {', '.join(nearby[:5])}." if nearby else ""
-    if close := get_close_matches(path.name, nearby, 1, 0.75):
-        advice = f" Did you mean {path.with_name(close[0])}?"
-    raise MissingInputError(f"{pattern} matches no file (working directory: {Path.cwd()}).{advice}")
+    raise MissingInputError(
+        f"{pattern} matches no file (working directory: {Path.cwd()}).{nearby_names(path)}"
+    )
 
 
 def _expand_directory(path: Path, reading: ReadSettings, skipped: Skipped) -> list[InputFile]:

@@ -85,6 +85,11 @@ class ReadSettings:
                 + f"The rules are {known}. A separator of letters and digits is written as "
                 f'"sep:{self.documents}".'
             )
+        if not isinstance(self.field, str):
+            raise SourceError(
+                f"field={self.field!r} is not the name of one field. To make one text of several "
+                "fields, build from penstock.Texts with the joined texts."
+            )
         if not self.field or not all(self.field.split(".")):
             raise SourceError(f"field={self.field!r} contains an empty name.")
         if self.max_document_bytes < 1 or self.max_expansion < 1:

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.store.manifest import Manifest
-from penstock.store.reader import TokenStore, tokenizer_of
+from penstock.store.reader import TokenStore
 from penstock.tokenize.gpt2 import Decoder
-from penstock.tokenize.known import known_decoder
+from penstock.tokenize.known import known_decoder, tokenizer_of
 
 
 def decoder_of(manifest: Manifest, tokenizer: object = None) -> Decoder:
@@ -17,9 +17,8 @@ def decoder_of(manifest: Manifest, tokenizer: object = None) -> Decoder:
     Raises:
         MissingTokenizerError, StoreError: see `tokenizer_of`.
     """
-    if tokenizer is None:
-        return known_decoder(manifest.contents["tokenizer"])
-    return tokenizer_of(manifest, tokenizer)
+    recorded = manifest.contents["tokenizer"]
+    return known_decoder(recorded) if tokenizer is None else tokenizer_of(recorded, tokenizer)
 
 
 def document_loss(store: TokenStore, number: int) -> NDArray[Any]:

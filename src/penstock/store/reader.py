@@ -40,36 +40,6 @@ def manifest_at(path: StorePath, digest: str | None = None) -> Manifest:
     return read_remote_manifest(path, digest)
 
 
-def tokenizer_of(manifest: Manifest, tokenizer: object = None) -> "Tokenizer":
-    """The tokenizer that the store was built with.
-
-    If `tokenizer` is None, it is found by its digest; see `penstock.tokenize.known`.
-
-    Raises:
-        MissingTokenizerError: `tokenizer` is None, and this user has no such tokenizer.
-        StoreError: `tokenizer` is not the tokenizer of the store.
-    """
-    recorded = manifest.contents["tokenizer"]
-    if tokenizer is None:
-        from penstock.tokenize.known import known_tokenizer
-
-        return known_tokenizer(recorded)
-    from penstock.tokenize.tokenizer import load_tokenizer
-
-    found = load_tokenizer(tokenizer, add_tokens=tuple(recorded.get("added_tokens", ())))
-    digest = recorded["digest"]
-    if not digest and not recorded["canary"]:  # imported without a tokenizer
-        return found
-    # A tokenizer without a digest is recognised by its ids of a test text.
-    if found.digest != digest or (digest is None and found.canary != recorded["canary"]):
-        raise StoreError(
-            f"The store was tokenized with {recorded['name']} (digest {str(digest)[:8]}), and "
-            f"{found.name} has the digest {str(found.digest)[:8]}. The same id would mean other "
-            "text. Give the tokenizer of the store with tokenizer=."
-        )
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The input file and offset of a document."""
@@ -294,7 +264,28 @@ class TokenStore:
             tokens = tokens[:-1]
         if begins and tokens[:1].tolist() == [contents["bos_id"]]:
             tokens = tokens[1:]
-        return tokenizer_of(self.manifest, tokenizer).decode_bytes(tokens)
+        return self.load_tokenizer(tokenizer).decode_bytes(tokens)
+
+    def load_tokenizer(self, tokenizer: object = None) -> "Tokenizer":
+        """The tokenizer of the store, with the tokens that the build added, to decode batches.
+
+        Args:
+            tokenizer: The tokenizer of the store, if you did not load it on this machine before.
+
+        Raises:
+            MissingTokenizerError: `tokenizer` is None, and this user has no such tokenizer.
+            StoreError: `tokenizer` is not the tokenizer of the store.
+
+        >>> import tempfile
+        >>> from penstock import Texts, build
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     store = build(Texts(["To be, or not to be."]), folder)
+        ...     store.load_tokenizer().decode(store.tokens(0, 3))
+        'To be,'
+        """
+        from penstock.tokenize.known import tokenizer_of
+
+        return tokenizer_of(self.manifest.contents["tokenizer"], tokenizer)
 
     def part_array(self, part: int, kind: str) -> NDArray[Any]:
         """One array of one part; all of it is checked when it is first used."""

@@ -20,8 +20,8 @@ from penstock.sources.settings import ReadSettings, Texts
 from penstock.store.inputs import read_digests, read_stamps, recorded_digest
 from penstock.store.job import BuildSettings, Job
 from penstock.store.manifest import JsonObject, Manifest, shared_settings
-from penstock.store.reader import tokenizer_of
 from penstock.store.verify import comparable
+from penstock.tokenize.known import tokenizer_of
 from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _listed(
 
 def _tokenizer(manifest: Manifest, given: object) -> Tokenizer:
     """The tokenizer of the store, which treats special tokens in a text as the build did."""
-    found = tokenizer_of(manifest, given)
+    found = tokenizer_of(manifest.contents["tokenizer"], given)
     how = manifest.contents["tokenizer"].get("special_tokens", "text")
     if how == found.special_tokens:
         return found

@@ -61,10 +61,24 @@ class BadRecords:
             f"{self._num_bad:,} of {self._num_records:,} records were rejected, more than the "
             f"{allowed:,} that max_bad={max_bad:g} allows{' of fewer than 1,000' * is_small}. The "
             f"first:\n{shown}\n"
+            f"{_chat_advice(self._first)}"
             "Repair the input, set the field, format or errors that fit it, or raise max_bad= "
             "(--max-bad) of penstock.build. With a higher limit the build resumes where it "
             "stopped; after any other change it begins again."
         )
+
+
+def _chat_advice(rejects: Sequence[Reject]) -> str:
+    """Return advice if records without the text field have the fields of conversations."""
+    fields = ('"messages"', '"conversations"', '"instruction"', '"prompt"')
+    for each in rejects[:_SHOWN]:
+        found = each.detail.partition("; it has ")[2]
+        if each.reason == "missing_field" and any(name in found for name in fields):
+            return (
+                "These records look like conversations: penstock.build takes them with chat= "
+                '(--chat), for example chat="chatml". '
+            )
+    return ""
 
 
 def refuse_nothing(job: Job, done: Sequence[SealedSlice]) -> None:
@@ -82,8 +96,8 @@ def refuse_nothing(job: Job, done: Sequence[SealedSlice]) -> None:
         everything = "its only record was" if number == 1 else f"all {number:,} records were"
         raise SourceError(
             f"No document is left to store: {everything} rejected. The first: "
-            f"{job.located(rejects[0])}. Repair the input, or change how it is read. With "
-            "penstock.build, field= (--field) names the field that holds the text, "
+            f"{job.located(rejects[0])}. {_chat_advice(rejects)}Repair the input, or change how it "
+            "is read. With penstock.build, field= (--field) names the field that holds the text, "
             'errors="replace" (--errors replace) puts U+FFFD where bytes are not UTF-8, and '
             'documents="lines" (--documents lines) rejects single lines.'
         )

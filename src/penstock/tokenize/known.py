@@ -4,7 +4,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from penstock.errors import MissingTokenizerError, TokenizerError
+from penstock.errors import MissingTokenizerError, StoreError, TokenizerError
 from penstock.tokenize.gpt2 import GPT2_DIGEST, Decoder, Gpt2Decoder
 from penstock.tokenize.kept import kept_tokenizer
 
@@ -29,6 +29,34 @@ def known_tokenizer(recorded: "Config") -> "Tokenizer":
     """
     added = tuple(recorded.get("added_tokens", ()))
     return _find(recorded["digest"], recorded["name"], added, recorded["vocab_size"])
+
+
+def tokenizer_of(recorded: "Config", given: object = None) -> "Tokenizer":
+    """The tokenizer that a manifest records.
+
+    If `given` is None, it is found by its digest, as by `known_tokenizer`. Otherwise it is loaded
+    from `given`, and compared with the record.
+
+    Raises:
+        MissingTokenizerError: `given` is None, and this user has no such tokenizer.
+        StoreError: `given` is another tokenizer.
+    """
+    if given is None:
+        return known_tokenizer(recorded)
+    from penstock.tokenize.tokenizer import load_tokenizer
+
+    found = load_tokenizer(given, add_tokens=tuple(recorded.get("added_tokens", ())))
+    digest = recorded["digest"]
+    if not digest and not recorded["canary"]:  # imported without a tokenizer
+        return found
+    # A tokenizer without a digest is recognised by its ids of a test text.
+    if found.digest != digest or (digest is None and found.canary != recorded["canary"]):
+        raise StoreError(
+            f"The store was tokenized with {recorded['name']} (digest {str(digest)[:8]}), and "
+            f"{found.name} has the digest {str(found.digest)[:8]}. The same id would mean other "
+            "text. Give the tokenizer of the store with tokenizer=."
+        )
+    return found
 
 
 def known_decoder(recorded: "Config") -> Decoder:

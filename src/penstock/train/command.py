@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from penstock.errors import (
     TokenizerError,
 )
 from penstock.formats.open import is_token_file
-from penstock.paths import expand_user, is_remote, redacted
+from penstock.paths import expand_user, is_remote, nearby_names, redacted
 from penstock.recipe import (
     DEFAULT_TOKENIZER,
     Recipe,
@@ -237,7 +238,9 @@ def _guess_recipe(source: str, device: str | None, *, is_tokens: bool) -> Tables
     is_pattern = is_pattern and (path.suffix not in TOKEN_FILES or is_token_file(path))
     # The prefix of Megatron's two files is not the name of a file.
     if not is_pattern and not path.exists() and not is_token_file(path):
-        raise MissingInputError(f"{path} does not exist (working directory: {Path.cwd()}).")
+        recipe = get_close_matches(source, bundled_recipes(), 1, 0.75)
+        advice = f" Did you mean the recipe {recipe[0]}?" if recipe else nearby_names(path)
+        raise MissingInputError(f"{path} does not exist (working directory: {Path.cwd()}).{advice}")
     guesses: Tables = {}
     if not is_tokens and store_sides(path) is None:  # text, which is not tokenized yet
         size = path.stat().st_size if path.is_file() else 0

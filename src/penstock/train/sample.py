@@ -25,15 +25,13 @@ def sample_text(job: TrainingJob, model: GPT, named: str | None) -> str:
     store = stores_of(next(iter(job.plan.sources.values())))[0]
     if not isinstance(store, TokenStore):
         raise TrainError(f"{store.path} does not record its tokenizer")
-    from penstock.store.reader import tokenizer_of  # needs packages that training does not
-
     # The model may have more ids than the tokenizer, and these have no text.
     try:
-        tokenizer = tokenizer_of(store.manifest)
+        tokenizer = store.load_tokenizer()  # needs packages that training does not
     except MissingTokenizerError as error:
         if named is None:
             raise TrainError(f"{error} In a recipe, that is data.tokenizer.") from None
-        tokenizer = tokenizer_of(store.manifest, named)
+        tokenizer = store.load_tokenizer(named)
     # The end token precedes the first token of every document but the first, so after it the model
     # writes the beginning of a document.
     end = store.manifest.contents["eos_id"]
