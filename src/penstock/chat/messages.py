@@ -110,7 +110,7 @@ class Conversation:
 
 
 def to_conversation(record: object) -> Conversation:
-    r"""The conversation in a record of one of the five known formats.
+    r"""The conversation in a record of one of the known formats.
 
     >>> to_conversation({"instruction": "Add.", "input": "1 + 1", "output": "2"}).messages
     [{'role': 'user', 'content': 'Add.\n\n1 + 1'}, {'role': 'assistant', 'content': '2'}]
