@@ -59,8 +59,8 @@ class Packs(PieceRows):
         if store.manifest.num_documents == 1 and self.num_split:
             warnings.warn(
                 f"{self.stream} is one document, so these rows keep nothing apart. If its text has "
-                "several documents, say where they end when you build the store, for example with "
-                'documents="paragraphs" (--documents paragraphs).',
+                "several documents, build the store again and say where they end, for example with "
+                'documents="paragraphs" (--documents paragraphs) of penstock.build.',
                 stacklevel=3,
             )
 

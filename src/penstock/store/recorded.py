@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.digest import canonical_json
-from penstock.errors import StoreError
+from penstock.errors import SourceError, StoreError
 from penstock.sources.files import STDIN, InputFile
 from penstock.sources.listing import list_files
 from penstock.sources.settings import ReadSettings, Texts
@@ -114,7 +114,7 @@ class RecordedBuild:
             recorded["separators"] = tuple(recorded["separators"])
         try:
             return ReadSettings(**recorded)
-        except (TypeError, AttributeError) as error:
+        except (TypeError, AttributeError, SourceError) as error:
             raise StoreError(
                 f"{self.directory} was built with a setting that this version of penstock does not "
                 f"know: {error}. Repair it with the version that built it."
