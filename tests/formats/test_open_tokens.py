@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock import Documents, Packs, Plan, Windows
-from penstock.errors import MissingStoreError, PlanError, StoreError
+from penstock.errors import MissingStoreError, MissingTokenizerError, PlanError, StoreError
 from penstock.formats import verify_tokens
 from penstock.testing import assert_resumable
 
@@ -266,7 +266,7 @@ def test_a_set_with_a_tokenizer_is_decoded_and_not_mixed_with_another_one(layout
     layouts.write_megatron(tmp_path / "x", [list(b"one"), list(b"two")])
     opened = ps.open_tokens(tmp_path / "x", tokenizer="bytes")
     assert opened.decode(1) == "two"
-    with pytest.raises(StoreError, match="does not record its tokenizer"):
+    with pytest.raises(MissingTokenizerError, match="does not record its tokenizer"):
         ps.open_tokens(tmp_path / "x").decode(0)
     other = ps.build(ps.Texts(["a b c"]), tmp_path / "store", tokenizer="bytes")
     assert Windows([other, opened], 4).stream.num_tokens == other.num_tokens + 6

@@ -1,7 +1,7 @@
 """`TokenFiles`: token files of another tool, open for reading."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -62,7 +62,6 @@ class TokenFiles(LocalTokens):
         self.vocab_size = vocab_size
         """The number of ids of the vocabulary; None if it was not given."""
         self.tokenizer = tokenizer
-        """The tokenizer, if it was given."""
         self._parts, self._reopen = tuple(parts), reopen
         dtypes, sizes = set[np.dtype[Any]](), []
         for number, part in enumerate(self._parts):  # one at a time: each keeps a file open
@@ -115,14 +114,6 @@ class TokenFiles(LocalTokens):
             masks = None if part.loss is None else [*map(_sha256, spread_blocks(part.loss.array()))]
             parts.append([len(ids), ids.dtype.str, bounds, sampled, masks])
         return digest_json(["token files", self.format, parts])
-
-    @property
-    def tokenizer_record(self) -> Mapping[str, Any] | None:
-        """The name, digest and canary of the tokenizer, if it was given."""
-        known = self.tokenizer
-        if known is None:
-            return None
-        return {"name": known.name, "digest": known.digest, "canary": known.canary}
 
     @property
     def part_tokens(self) -> Integers:
@@ -180,14 +171,9 @@ class TokenFiles(LocalTokens):
         """Return the text of one document, with its special tokens.
 
         Raises:
-            StoreError: `open_tokens` was called without `tokenizer=`.
+            MissingTokenizerError: `open_tokens` was called without `tokenizer=`.
         """
-        if self.tokenizer is None:
-            raise StoreError(
-                f"{self.path} does not record its tokenizer. Pass tokenizer= to open_tokens "
-                "(--tokenizer on the command line)."
-            )
-        return self.tokenizer.decode(self.document(index))
+        return self.load_tokenizer().decode(self.document(index))
 
 
 def _reopened(reopen: Callable[[], TokenFiles], digest: str) -> TokenFiles:
