@@ -24,8 +24,7 @@ from penstock.formats.raw import open_olmo, open_raw
 from penstock.formats.sample import check_dtype
 from penstock.formats.sets import files_in, is_pattern, matching, token_files_in
 from penstock.formats.tables import (
-    is_arrow,
-    is_parquet,
+    is_table,
     open_dataset,
     open_parquet,
     table_kind,
@@ -43,10 +42,10 @@ _KNOWN: dict[str, Callable[[Path], bool]] = {
     "megatron": is_megatron,
     "datatrove": is_datatrove,
     "npy": is_npy,
-    "arrow": is_arrow,
-    "parquet": is_parquet,
+    "arrow": partial(is_table, "arrow"),
+    "parquet": partial(is_table, "parquet"),
 }
-_DIRECTORIES = {"mds": is_mds, "litdata": is_litdata, "arrow": is_arrow}
+_DIRECTORIES = {"mds": is_mds, "litdata": is_litdata, "arrow": _KNOWN["arrow"]}
 _ONE_FILE: dict[str, Callable[[Path], FilePart]] = {
     "llmc": open_llmc,
     "megatron": open_megatron,
@@ -224,6 +223,11 @@ def _open_file(path: Path, format: str | None, given: Settings) -> tuple[str, li
     if format is None and len(found) != 1:
         raise StoreError(_undecided(path, found))
     name = format or found[0]
+    if found and name not in found and name in _WITH_COLUMNS:
+        raise StoreError(
+            f"{path} has the contents of the format {found[0]!r}, and not of {name!r}. Leave "
+            f'format= out, or pass format="{found[0]}".'
+        )
     if name in _WITH_COLUMNS:
         return name, _WITH_COLUMNS[name](path, given)
     if name in _ONE_FILE:

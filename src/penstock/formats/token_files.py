@@ -72,7 +72,12 @@ class TokenFiles(LocalTokens):
             dtypes.add(array.dtype)
             sizes.append(len(array))
         self.dtype: np.dtype[Any] = np.result_type(*dtypes)
-        check_dtype(self.dtype, path)  # int64 and uint64 have no common integer dtype
+        if self.dtype.kind not in "iu":  # int64 and uint64 have no common integer dtype
+            names = " and ".join(sorted(each.name for each in dtypes))
+            raise StoreError(
+                f"{path} has {names} files, which have no common dtype of integers. Write all "
+                "files with one of them."
+            )
         self.is_uniform = dtypes == {self.dtype}
         """Whether the ids of all files have this dtype, in this byte order."""
         self._part_tokens = np.array(sizes, np.int64)
