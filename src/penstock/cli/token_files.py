@@ -131,7 +131,7 @@ def decode_files(files: "TokenFiles", document: int, count: int, *, as_json: boo
     if not files.has_documents:
         raise StoreError(
             f"{files.path} ({files.format}) does not record where documents end. penstock import "
-            "makes a store of it, as one document, which can be decoded."
+            "makes a store of it, with one document for each file, which can be decoded."
         )
     if not -size <= document < size:
         raise StoreError(
