@@ -75,7 +75,7 @@ def find_texts(
         if plan.sources[name].stream is None:
             raise PlanError(
                 f"The rows of source {name} are not cut from stores or token files, so their text "
-                "cannot be searched. Search another source with source= (--source)."
+                "cannot be searched. Search the other sources."
             )
     # All before the first search: a source that cannot be searched is never left out.
     tokenizers = [member.load_tokenizer(tokenizer) for _, _, member in found]
