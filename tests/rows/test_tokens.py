@@ -61,11 +61,12 @@ def test_several_are_read_as_one(files, parted):
 
 
 def test_ids_of_two_kinds_share_a_type_that_holds_both(tmp_path):
-    np.save(tmp_path / "a.npy", np.array([2**32 - 1, 2**32 - 2], "uint32"))
+    np.save(tmp_path / "a.npy", np.array([2**31 - 1, 2**31 - 2], "uint32"))
     np.save(tmp_path / "b.npy", np.array([5, 2**31 - 1], "int32"))
 
     read = Windows([tmp_path / "a.npy", tmp_path / "b.npy"], 3).read(np.array([0]))
-    assert read["tokens"].tolist() == [[2**32 - 1, 2**32 - 2, 5, 2**31 - 1]]
+    assert read["tokens"].dtype == np.int64
+    assert read["tokens"].tolist() == [[2**31 - 1, 2**31 - 2, 5, 2**31 - 1]]
 
 
 def test_stores_of_two_tokenizers_do_not_share_a_row(write_store, tmp_path):
@@ -107,7 +108,7 @@ def test_nothing_at_all_is_refused():
             "cannot be read as an array",
         ),
         ("odd.bin", b"abc", "has 3 bytes, which is not a whole number of uint16 ids"),
-        ("empty.bin", b"", "has 0 bytes, which is not a whole number of uint16 ids"),
+        ("empty.bin", b"", r"empty\.bin is empty"),
     ],
 )
 def test_refuses_files_that_hold_no_ids(tmp_path, name, data, message):
@@ -124,9 +125,7 @@ def test_refuses_files_that_hold_no_ids(tmp_path, name, data, message):
 def test_refuses_arrays_that_are_not_a_row_of_whole_numbers(tmp_path, array):
     np.save(tmp_path / "a.npy", array, allow_pickle=True)
 
-    with pytest.raises(
-        StoreError, match=r"one-dimensional array of integers|cannot be read as an array"
-    ):
+    with pytest.raises(StoreError, match=r"holds a one-dimensional one|token ids are integers"):
         ArrayFile(tmp_path / "a.npy")
 
 
@@ -134,7 +133,7 @@ def test_a_cut_off_npy_is_refused(files):
     data = (files / "little.npy").read_bytes()
     (files / "little.npy").write_bytes(data[:-2])
 
-    with pytest.raises(StoreError, match="cannot be read as an array"):
+    with pytest.raises(StoreError, match="has 39 ids, but its header says 40"):
         ArrayFile(files / "little.npy")
 
 
