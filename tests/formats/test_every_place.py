@@ -160,6 +160,14 @@ def test_alternating_small_ids_are_read_with_the_dtype_that_the_message_names(tm
     assert opened.part_ids(0)[:4].tolist() == [100, 1, 101, 1]
 
 
+def test_alternating_small_ids_of_a_column_of_bytes_are_read(layouts, tmp_path):
+    documents = [[number, 1] * 20 for number in range(100, 120)]
+    layouts.write_mds(tmp_path, documents, "uint16", encoding="bytes")
+
+    opened = ps.open_tokens(tmp_path, dtype="uint16", vocab_size=300)
+    assert [each.tolist() for each in opened] == documents
+
+
 def test_an_index_of_datatrove_decides_the_dtype(layouts, tmp_path):
     documents = [[number, 1] for number in range(100, 300)]
     layouts.write_datatrove(tmp_path / "p.ds", documents)
