@@ -131,6 +131,10 @@ def test_a_link_without_its_file_is_never_left_out(layouts, tmp_path):
     }.items():
         with pytest.raises(MissingStoreError, match="a link to /not/mounted, which does not exist"):
             ps.open_tokens(tmp_path / name, **options)
+    for first in ("data", "data/*.bin"):
+        (tmp_path / "data" / "train_0.bin").unlink(missing_ok=True)
+        with pytest.raises(MissingStoreError, match="a link to /not/mounted"):
+            ps.Windows(tmp_path / first, 4)
 
 
 def test_one_missing_table_of_documents_does_not_lose_all_documents(layouts, tmp_path):

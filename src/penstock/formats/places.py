@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from penstock.formats.mapped import is_listed
 from penstock.formats.megatron import megatron_files
 from penstock.formats.open import open_tokens, recognised
 from penstock.formats.sets import files_in, found_by, is_pattern
@@ -28,14 +27,11 @@ def token_files_at(path: object, **given: Any) -> TokenFiles | None:
     is_named = any(given.get(name) is not None for name in ("format", "column"))
     # A table without ids and a directory of files without headers are opened too: the error says
     # which columns there are, and which argument is missing.
-    if (
-        (is_named and holds_files(place))
-        or is_token_file(place)
-        or table_kind(place)
-        or _has_token_names(place)
-    ):
+    if (is_named and holds_files(place)) or is_token_file(place) or table_kind(place):
         return open_tokens(path, **given)
-    return None
+    names = _other_files(place) if place.is_dir() else []
+    has_usual = any(each.suffix in TOKEN_SUFFIXES for each in names)
+    return open_tokens(path, **given) if has_usual else None
 
 
 def is_token_file(path: Path) -> bool:
@@ -47,7 +43,7 @@ def is_token_file(path: Path) -> bool:
     if path.is_dir():
         return _is_token_directory(path)
     if is_pattern(path):
-        found = next(found_by(path), None)
+        found = next((each for each in found_by(path) if each.exists()), None)
         return found is not None and found.is_file() and is_token_file(found)
     if all(each.exists() for each in megatron_files(path)):
         return True
@@ -62,22 +58,15 @@ def holds_files(path: Path) -> bool:
 
 
 def _is_token_directory(path: Path) -> bool:
-    if not holds_files(path):
-        return False
-    if recognised(path) or (path / "dataset_dict.json").is_file():
+    files = _other_files(path)
+    if files and (recognised(path) or (path / "dataset_dict.json").is_file()):
         return True
     # The first file stands for all: a directory of text may have millions of files.
-    first = files_in(path)[0]
-    return not _is_unfinished(path) and is_listed(first) and bool(recognised(first))
+    first = next((each for each in files if each.is_file()), None)
+    return first is not None and bool(recognised(first))
 
 
-def _has_token_names(path: Path) -> bool:
-    """Return whether a directory that is no store has a file with a usual suffix."""
-    if not path.is_dir() or not holds_files(path) or _is_unfinished(path):
-        return False
-    return any(each.suffix in TOKEN_SUFFIXES for each in files_in(path))
-
-
-def _is_unfinished(path: Path) -> bool:
-    """Return whether a directory has arrays of a store that is not finished."""
-    return any(each.name.endswith(".tokens.npy") for each in files_in(path))
+def _other_files(path: Path) -> list[Path]:
+    """Return the files of a directory; none of a store, finished or not."""
+    files = [] if (path / "penstock.json").exists() else files_in(path)
+    return [] if any(each.name.endswith(".tokens.npy") for each in files) else files
