@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import PlanError, StoreError
+from penstock.formats.open import open_tokens
 from penstock.rows.tokens import ArrayFile, open_stream
 from penstock.rows.windows import Windows
 
@@ -61,12 +62,12 @@ def test_several_are_read_as_one(files, parted):
 
 
 def test_ids_of_two_kinds_share_a_type_that_holds_both(tmp_path):
-    np.save(tmp_path / "a.npy", np.array([2**31 - 1, 2**31 - 2], "uint32"))
+    np.save(tmp_path / "a.npy", np.array([2**32 - 1, 2**32 - 2], "uint32"))
     np.save(tmp_path / "b.npy", np.array([5, 2**31 - 1], "int32"))
 
-    read = Windows([tmp_path / "a.npy", tmp_path / "b.npy"], 3).read(np.array([0]))
-    assert read["tokens"].dtype == np.int64
-    assert read["tokens"].tolist() == [[2**31 - 1, 2**31 - 2, 5, 2**31 - 1]]
+    wide = open_tokens(tmp_path / "a.npy", vocab_size=2**32)
+    read = Windows([wide, tmp_path / "b.npy"], 3).read(np.array([0]))
+    assert read["tokens"].tolist() == [[2**32 - 1, 2**32 - 2, 5, 2**31 - 1]]
 
 
 def test_stores_of_two_tokenizers_do_not_share_a_row(write_store, tmp_path):
