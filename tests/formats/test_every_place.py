@@ -160,6 +160,9 @@ def test_alternating_small_ids_are_read_with_the_dtype_that_the_message_names(tm
     with pytest.raises(StoreError, match='pass dtype="uint16"'):
         ps.open_tokens(tmp_path / "p.bin", **known, dtype="uint32")
 
+    # An ArrayFile has no vocabulary, so it cannot decide.
+    with pytest.raises(StoreError, match=r'open_tokens\(path, format="nanogpt", dtype="uint16"'):
+        ps.ArrayFile(tmp_path / "p.bin", "uint16")
     opened = ps.open_tokens(tmp_path / "p.bin", **known, dtype="uint16")
     assert opened.part_ids(0)[:4].tolist() == [100, 1, 101, 1]
 

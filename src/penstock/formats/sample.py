@@ -108,7 +108,13 @@ def check_not_halves(
         wider = "int64" if is_int64 else f"uint{size * 16}"
         whole = block[: len(block) // 4 * 4].view(np.dtype(wider).newbyteorder("<"))
         advice = f'Pass dtype="{wider}".'
-        if vocab_size is not None and int(whole.max()) >= vocab_size:
+        if vocab_size is None:
+            advice += (
+                f" If the ids are {block.dtype}, a vocabulary decides: open_tokens(path, format="
+                f'"nanogpt", dtype="{block.dtype}", vocab_size=…), or the table data.tokens of a '
+                "recipe."
+            )
+        elif int(whole.max()) >= vocab_size:
             if is_chosen:
                 return
             advice = (
