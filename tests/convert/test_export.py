@@ -202,7 +202,7 @@ def test_a_loss_mask_is_kept_or_refused(chats, tmp_path):
         assert ps.export_tokens(chats, tmp_path / to, to=to, drop_loss_mask=True)
 
 
-def test_token_files_without_documents_are_one_document(tmp_path):
+def test_a_token_file_without_documents_is_one_document(tmp_path):
     np.arange(500, dtype="<u2").tofile(tmp_path / "train.bin")
     files = ps.open_tokens(tmp_path / "train.bin", format="nanogpt", vocab_size=500)
 
@@ -285,8 +285,42 @@ def test_a_full_disk_leaves_nothing_behind(store, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
-    assert not [*tmp_path.glob(".out*")]
-    assert not [*(tmp_path / "out").iterdir()]
+    assert not [*tmp_path.glob("*out*")]
+
+
+def test_a_failed_export_removes_only_the_directory_that_it_made(tmp_path):
+    files = ps.open_tokens(np.array([3_000_000_000], "<u4"), vocab_size=1 << 32)
+    (tmp_path / "empty").mkdir()
+
+    for name in ("out", "empty"):
+        with pytest.raises(StoreError, match="does not fit the int32 ids"):
+            ps.export_tokens(files, tmp_path / name, to="litdata")
+    assert [*tmp_path.iterdir()] == [tmp_path / "empty"]
+
+
+def test_an_export_or_import_to_a_file_is_refused_with_its_name(store, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    files = ps.open_tokens(np.arange(3), vocab_size=3)
+
+    for target in (tmp_path / "file", tmp_path / "file" / "out"):
+        with pytest.raises(StoreError, match=r"file is a file, and a directory is needed"):
+            ps.export_tokens(store, target, to="megatron")
+        with pytest.raises(StoreError, match=r"file is a file, and a directory is needed"):
+            ps.import_tokens(files, target)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_loss_mask_that_excludes_nothing_is_no_reason_to_refuse_an_export(tmp_path):
+    np.arange(5, dtype="<u2").tofile(tmp_path / "x.ds")
+    np.array([2, 5], "<u8").tofile(tmp_path / "x.ds.index")
+    for mask in ([1, 1, 1, 1, 1], [1, 1, 0, 1, 1]):
+        np.array(mask, "u1").tofile(tmp_path / "x.ds.loss")
+        files = ps.open_tokens(tmp_path / "x.ds", vocab_size=5)
+        if all(mask):
+            check_export(files, tmp_path / "out", "megatron", [[0, 1], [2, 3, 4]])
+        else:
+            with pytest.raises(StoreError, match="has a loss mask, and files of the format"):
+                ps.export_tokens(files, tmp_path / "other", to="megatron")
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -48,7 +48,16 @@ def test_a_store_has_the_documents_of_the_token_files(write_files, tmp_path):
     assert [store.origin(number).offset for number in (0, len(store) - 1)] == [0, 6]
 
 
-def test_files_without_documents_become_one_document(tmp_path):
+def test_a_set_without_documents_becomes_one_document_for_each_file(tmp_path):
+    for number in range(3):
+        np.full(10, number, "<u2").tofile(tmp_path / f"f_{number}.bin")
+    named = {"format": "nanogpt", "vocab_size": 1000}
+    store = ps.import_tokens(tmp_path / "f_*.bin", tmp_path / "store", **named)
+
+    assert whole_documents(store) == [[number] * 10 for number in range(3)]
+
+
+def test_a_file_without_documents_becomes_one_document(tmp_path):
     np.arange(1000, dtype="<u2").tofile(tmp_path / "train.bin")
     path, named = tmp_path / "train.bin", {"format": "nanogpt", "vocab_size": 1000}
     store = ps.import_tokens(path, tmp_path / "store", **named)
@@ -97,7 +106,9 @@ def test_a_store_that_is_exported_and_imported_has_its_tokens(store, tmp_path):
 def test_a_store_without_a_tokenizer_can_be_read_and_mixed(write_files, store, tmp_path):
     made = ps.import_tokens(write_files([[104, 105], [33]], vocab_size=257), tmp_path / "made")
 
-    with pytest.raises(MissingTokenizerError, match="'unknown'"):
+    with pytest.raises(
+        MissingTokenizerError, match=r"imported without a tokenizer.*each time with tokenizer= \("
+    ):
         made.decode(0)
     assert made.decode(0, tokenizer="bytes") == "hi"
     assert len(ps.Windows([store, made], length=8))

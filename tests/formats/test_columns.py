@@ -255,9 +255,9 @@ def test_padding_is_removed_and_labels_of_minus_100_are_not_trained_on(layouts, 
     [
         (
             {"labels": [[6, 7, 1], [1]]},
-            "has the id 5 and the label 6. A model is trained on the next",
+            "row 0 has the id 5 and the label 6 at token 0. A model is trained on the next",
         ),
-        ({"attention_mask": [[1, 0, 1], [1]]}, "of row 0 of a batch is 0 between tokens"),
+        ({"attention_mask": [[1, 0, 1], [1]]}, "of row 0 is 0 between tokens"),
         ({"attention_mask": [[1, 2, 1], [1]]}, "neither 0 nor 1"),
         ({"loss_mask": [[1, 1], [1]]}, "has 3 ids, but 2 values in 'loss_mask'"),
         ({"completion_mask": [[1, 1, 1], [None]]}, "the column 'completion_mask' has a null"),

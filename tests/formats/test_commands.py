@@ -109,3 +109,18 @@ def test_options_for_token_files_are_refused_for_a_recipe(tmp_path):
     (tmp_path / "x.toml").touch()
 
     assert run("report", tmp_path / "x.toml", "--column", "words").exit_code == 2
+
+
+@pytest.mark.parametrize("layout", ["llmc", "megatron", "datatrove"])
+def test_a_build_of_token_files_is_refused_with_the_command_that_imports_them(
+    layouts, invoke, tmp_path, layout
+):
+    # Ids below 128 are UTF-8.
+    path = {"llmc": "x.bin", "megatron": "x", "datatrove": "x.ds"}[layout]
+    getattr(layouts, f"write_{layout}")(tmp_path / path, [[72, 105], [33]])
+    name = f"{path.partition('.')[0]}.{'ds' if layout == 'datatrove' else 'bin'}"
+    error = invoke("build", name, "-o", "store", code=1).stderr
+
+    assert f"{name} holds token ids ({layout}), and no text." in " ".join(error.split())
+    assert f"penstock import {name} " in " ".join(error.split())
+    assert not (tmp_path / "store").exists()

@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock import Documents, Packs, Plan, Windows
-from penstock.errors import MissingStoreError, PlanError, StoreError
+from penstock.errors import MissingStoreError, MissingTokenizerError, PlanError, StoreError
 from penstock.formats import verify_tokens
 from penstock.testing import assert_resumable
 
@@ -152,7 +152,7 @@ def test_a_list_of_a_store_and_a_foreign_set_is_one_stream(layouts, tmp_path):
     assert rows.stream.num_tokens == 2 * native.num_tokens
     assert len(rows) == 2 * len(Packs(native, 32))
     layouts.write_llmc(tmp_path / "y.bin", DOCUMENTS)
-    with pytest.raises(PlanError, match="do not record where documents end"):
+    with pytest.raises(PlanError, match=r"y\.bin does not record where documents end"):
         Packs([native, ps.open_tokens(tmp_path / "y.bin")], 32)
 
 
@@ -266,7 +266,7 @@ def test_a_set_with_a_tokenizer_is_decoded_and_not_mixed_with_another_one(layout
     layouts.write_megatron(tmp_path / "x", [list(b"one"), list(b"two")])
     opened = ps.open_tokens(tmp_path / "x", tokenizer="bytes")
     assert opened.decode(1) == "two"
-    with pytest.raises(StoreError, match="does not record its tokenizer"):
+    with pytest.raises(MissingTokenizerError, match="does not record its tokenizer"):
         ps.open_tokens(tmp_path / "x").decode(0)
     other = ps.build(ps.Texts(["a b c"]), tmp_path / "store", tokenizer="bytes")
     assert Windows([other, opened], 4).stream.num_tokens == other.num_tokens + 6

@@ -8,7 +8,8 @@ import pytest
 import penstock as ps
 from penstock.errors import PlanError, StoreError
 from penstock.inspect import RunSteps, find_documents, find_text, seen, when
-from penstock.inspect.documents import document_span, find_numbered, find_texts
+from penstock.inspect.documents import document_span, find_numbered
+from penstock.inspect.text import find_texts
 from penstock.order.steps import Steps
 from penstock.sources.slices import cut
 

@@ -368,7 +368,8 @@ made = {
     "windows": lambda: ps.Windows(path, 64, borders=kind == "bounds"),
     "packs": lambda: ps.Packs(path, 64),
 }[rows]()
-loader = ps.Loader(made, 8, epochs=50)
+# Without a thread that may read the file at this moment (docs/reliability.md, known limits).
+loader = ps.Loader(made, 8, epochs=50, prefetch=0)
 for number, batch in enumerate(loader):
     if number == 20:
         file = f"{path}/part-00000.{kind}.npy" if kind != "index" else next(

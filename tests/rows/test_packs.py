@@ -225,7 +225,7 @@ def test_lengths_that_make_no_row_are_refused(packs, length):
 def test_bare_token_files_are_refused(tmp_path):
     np.save(tmp_path / "bare.npy", np.arange(100, dtype=np.uint16))
 
-    with pytest.raises(PlanError, match="bare token files do not record where documents end"):
+    with pytest.raises(PlanError, match=r"bare\.npy does not record where documents end"):
         Packs(tmp_path / "bare.npy", 8)
 
 

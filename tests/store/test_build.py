@@ -223,11 +223,11 @@ def test_only_new_files_are_called_new_if_their_common_root_is_another(
 
 
 def test_a_file_is_not_taken_for_a_directory(inputs):
-    with pytest.raises(StoreError, match=r"a\.txt is a file, and a store is a directory\. Choose"):
+    with pytest.raises(StoreError, match=r"a\.txt is a file, and a directory is needed there\."):
         penstock.build(
             inputs, inputs / "a.txt" / "sub", tokenizer="bytes", documents="lines", max_bad=10
         )
-    with pytest.raises(StoreError, match=r"a\.txt is a file, and a store is a directory\. Choose"):
+    with pytest.raises(StoreError, match=r"a\.txt is a file, and a directory is needed there\."):
         penstock.build(inputs, inputs / "a.txt", tokenizer="bytes", documents="lines", max_bad=10)
 
 

@@ -348,3 +348,16 @@ def test_unreadable_text_advises_penstock_build(tmp_path):
     with pytest.raises(SourceError) as error:
         job(tmp_path / "in.jsonl", tmp_path)
     assert "is read, run penstock build on it first" in error.value.__notes__[-1]
+
+
+def test_the_sample_uses_the_tokenizer_that_the_recipe_gives_for_token_files(tmp_path):
+    (tmp_path / "mine.ds").write_bytes((np.arange(1_000, dtype="<u2") % 250).tobytes())
+    np.array([400, 1_000], "<u8").tofile(tmp_path / "mine.ds.index")
+    settings = {**SMALL, "output": str(tmp_path / "run"), "data.length": 16}
+    settings["data.tokens.tokenizer"] = "bytes"
+    logged = []
+    recipe = choose_recipe(str(tmp_path / "mine.ds"), settings, "cpu", ignore)
+    run_recipe(recipe, device="cpu", log=logged.append)
+
+    assert not [each for each in map(str, logged) if "no sample of text" in each]
+    assert (tmp_path / "run" / "sample.txt").exists()

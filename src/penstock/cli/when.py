@@ -56,25 +56,35 @@ def when_command(
         )
     found = opened(run, settings, as_json=as_json)
     name = tokenizer or found.tokenizer
+    missed: list[str] = []
     if document is not None:
-        documents, more = _documents(found, document, source), 0
+        (documents, missed), more = _documents(found, document, source), 0
     else:
         documents, more = _texts(found, text or "", source, name)
     pairs = [(each, _sightings(found, each)) for each in documents]
     if as_json:
-        print_json(_to_json(found, pairs, more))
+        print_json({**_to_json(found, pairs, more), "not_searched": missed})
         return
     _show(found, pairs, more, text)
+    if missed:
+        paths = visible(", ".join(missed), lines=False)
+        write(f"not searched: {paths}, without a record of such documents; --text searches them")
 
 
-def _documents(run: "OpenedRun", document: str, source: str | None) -> "list[FoundDocument]":
+def _documents(
+    run: "OpenedRun", document: str, source: str | None
+) -> "tuple[list[FoundDocument], list[str]]":
+    """The documents with a number or a record, and the files that cannot be searched for it."""
     from penstock.inspect import find_documents
     from penstock.inspect.documents import find_numbered
+    from penstock.inspect.members import not_searched
 
     number = document.replace(",", "").replace("_", "")  # as penstock prints numbers
     if number.isdecimal() and number.isascii():
-        return find_numbered(run.plan, int(number), source)
-    return find_documents(run.plan, *file_and_record("--document", document), source)
+        found = find_numbered(run.plan, int(number), source)
+        return found, not_searched(run.plan, source, numbered=True)
+    found = find_documents(run.plan, *file_and_record("--document", document), source)
+    return found, not_searched(run.plan, source)
 
 
 def file_and_record(flag: str, document: str) -> tuple[str, int]:
@@ -91,7 +101,7 @@ def _texts(
     run: "OpenedRun", text: str, source: str | None, tokenizer: str | None
 ) -> "tuple[list[FoundDocument], int]":
     """The documents that hold a text, and how many more matches there are."""
-    from penstock.inspect.documents import find_texts
+    from penstock.inspect.text import find_texts
 
     found: list[FoundDocument] = []
     more = 0
@@ -140,8 +150,7 @@ def _show(
         write(f"{matches} of {visible(repr(text), lines=False)}, {len(seen):,} seen{span}")
     for each, sightings in (seen if text is not None else pairs)[:_SHOWN_DOCUMENTS]:
         size = number_of(each.span[1] - each.span[0], "token")
-        place = f"{each.file}:{each.record}, document {each.document:,} of {each.store}"
-        write(f"{each.source}: {place}, {size}")
+        write(f"{each.source}: {each}, {size}")
         if sightings:
             _show_sightings(run, sightings)
         else:

@@ -11,7 +11,7 @@ nothing else.
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ from penstock.store.files import (
     sync_directory,
     write_file,
 )
-from penstock.store.folders import empty_directory, remove_tree
+from penstock.store.folders import empty_directory, make_tree, remove_tree
 from penstock.store.lock import locked
 from penstock.store.part import SIDES
 from penstock.store.reader import TokenStore
@@ -112,9 +112,7 @@ def export_tokens(
         _refuse_unfit(member, to, drop_loss_mask)
     target = on_this_machine(directory)
     _refuse_inside(members, target)
-    with room_for(target):
-        target.mkdir(parents=True, exist_ok=True)
-    with room_for(target), locked(target):
+    with room_for(target), _directory(target), locked(target):
         _refuse_other(target, overwrite)
         with made_beside(target, "export") as new, _removed_on_failure(new):
             empty_directory(new)  # an export was killed
@@ -122,6 +120,20 @@ def export_tokens(
             # A kill from here on leaves an incomplete old export, which may be replaced.
             _empty(target)
     return [target / each for each in files]
+
+
+@contextmanager
+def _directory(target: Path) -> Iterator[None]:
+    """Make the directory for a `with` block, and remove it again if the block fails."""
+    existed = target.exists()
+    make_tree(target)
+    try:
+        yield
+    except BaseException:  # also Ctrl-C
+        if not existed:
+            with suppress(OSError):  # it is not empty: another process exports to it
+                target.rmdir()
+        raise
 
 
 @contextmanager
@@ -148,7 +160,9 @@ def _members(source: Exported) -> Mapping[str, TokenStore | TokenFiles]:
 def _refuse_unfit(member: TokenStore | TokenFiles, to: str, drop_loss_mask: bool) -> None:
     if not member.num_tokens:
         raise StoreError(f"{member.path} holds no tokens, so there is nothing to export.")
-    if member.has_loss and to not in _WITH_LOSS and not drop_loss_mask:
+    masks = TokenSource(member).masks(0, member.num_tokens)
+    is_lost = member.has_loss and to not in _WITH_LOSS and not drop_loss_mask
+    if is_lost and not all(mask.all() for mask in masks):
         raise StoreError(
             f"{member.path} has a loss mask, and files of the format {to!r} have none: a model "
             f"would be trained on all tokens. Choose one of {', '.join(_WITH_LOSS)}, or pass "

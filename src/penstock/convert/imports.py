@@ -28,6 +28,7 @@ from penstock.store.commit import commit
 from penstock.store.copies import on_this_machine
 from penstock.store.existing import killed_at_the_end, refuse_foreign
 from penstock.store.files import room_for
+from penstock.store.folders import make_tree
 from penstock.store.job import BuildSettings, Job
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
@@ -53,8 +54,9 @@ def import_tokens(  # noqa: PLR0913  (the arguments of `open_tokens`, a store an
 
     The store has the tokens, the documents and the loss mask of the files. Every id is compared
     with the vocabulary, and every part with the source after it was written. Documents without
-    tokens are left out, and counted as skipped. Files that record no documents become one document.
-    The same call resumes an import that was killed, and returns at once if the store is finished.
+    tokens are left out, and counted as skipped. A file that records no documents becomes one
+    document. The same call resumes an import that was killed, and returns at once if the store is
+    finished.
 
     Args:
         source: The token files, or their path.
@@ -84,7 +86,7 @@ def import_tokens(  # noqa: PLR0913  (the arguments of `open_tokens`, a store an
     directory = on_this_machine(store)
     job = _job(files, directory)
     with room_for(directory):
-        directory.mkdir(parents=True, exist_ok=True)
+        make_tree(directory)
     with room_for(directory), locked(directory):
         if not _is_done(job):
             _make(job, TokenSource(files), progress)

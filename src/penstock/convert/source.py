@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import StoreError
-from penstock.formats.member import Array, Integers
-from penstock.formats.sample import check_ids
+from penstock.formats.member import Array, Ids, Integers
 from penstock.formats.token_files import TokenFiles
+from penstock.formats.verify import check_all, check_mask
 from penstock.store.reader import TokenStore
 
 Report = Callable[[int, int], None]
@@ -89,14 +89,15 @@ class TokenSource:
             self._checked = number
             if isinstance(self.member, TokenFiles):
                 self.member.check_part(number)
-            for start in range(0, int(self.member.part_tokens[number]), _PIECE):
-                # Also of a store: its checksums say that these ids were written, and not that a
-                # model has rows for them.
-                block = self._read(number, start, start + _PIECE)
-                check_ids(block, self.member.path, self.vocab_size)
+            # Also of a store: its checksums say that these ids were written, and not that a model
+            # has rows for them.
+            check_all(self._ids(number), self.member.path, self.vocab_size)
+        return self._ids(number)[begin:end]
+
+    def _ids(self, number: int) -> Ids:
         if isinstance(self.member, TokenStore):
-            return self.member.part_array(number, "tokens")[begin:end]
-        return self.member.part_ids(number)[begin:end]
+            return self.member.part_array(number, "tokens")  # compared with its checksums
+        return self.member.part_ids(number)
 
     def _as_dtype(self, piece: Array, dtype: np.dtype[Any]) -> Array:
         largest = np.iinfo(dtype).max
@@ -163,10 +164,7 @@ class TokenSource:
                 yield np.ones(end - begin, np.uint8)
                 continue
             piece = np.ascontiguousarray(mask[begin:end], np.uint8)
-            if int(piece.max()) > 1:
-                raise StoreError(
-                    f"{self.member.path} has a loss mask of {int(piece.max())}, not 0 or 1."
-                )
+            check_mask(piece, self.member.path)
             yield piece
 
     def _mask(self, number: int) -> Array | None:

@@ -8,7 +8,8 @@
 Other columns are ignored. Tokens that are not trained on stay in the documents.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,8 @@ from penstock.formats.member import Array, Integers
 from penstock.formats.sample import check_dtype
 from penstock.formats.token_files import Settings
 
-_IDS = ("input_ids", "tokens")
+ID_COLUMNS = ("input_ids", "tokens")
+"""The names of the column of ids, if the caller names none."""
 _LOSS = ("loss_mask", "completion_mask", "assistant_masks")
 MASKS = ("attention_mask", "labels", *_LOSS)
 """The columns that say which tokens are padding, or not trained on."""
@@ -54,29 +56,26 @@ def arrow_errors(path: Path, kind: str) -> Iterator[None]:
 
 def has_ids(schema: Any) -> bool:
     """Return whether a table has a column of ids, or several that could be."""
-    return any(_is_list(each.type) for each in schema if each.name in _IDS)
+    return any(_is_list(each.type) for each in schema if each.name in ID_COLUMNS)
 
 
 def ids_column(schema: Any, column: str | None) -> str | None:
     """Return the name of the column with the ids; None if there is none, or two."""
     # A column `tokens` of strings may be beside `input_ids`.
     found = [each.name for each in schema if _is_list(each.type)]
-    found = [each for each in found if each == column or (column is None and each in _IDS)]
+    found = [each for each in found if each == column or (column is None and each in ID_COLUMNS)]
     return found[0] if len(found) == 1 else None
 
 
-def _is_list(kind: Any) -> bool:
-    """Return whether a type is that of rows of integers."""
+def _is_list(kind: Any, *, of_masks: bool = False) -> bool:
+    """Return whether a type is that of rows of integers; or of other numbers, as masks may be."""
     import pyarrow as pa
 
-    is_list = isinstance(kind, _lists())
-    return is_list and pa.types.is_integer(kind.value_type)
-
-
-def _lists() -> tuple[type, ...]:
-    import pyarrow as pa
-
-    return pa.ListType, pa.LargeListType, pa.FixedSizeListType
+    if not isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType):
+        return False
+    item, types = kind.value_type, pa.types
+    is_mask = types.is_boolean(item) or types.is_floating(item)
+    return bool(types.is_integer(item) or (of_masks and is_mask))
 
 
 def token_columns(schema: Any, path: Path, given: Settings) -> list[str]:
@@ -85,6 +84,10 @@ def token_columns(schema: Any, path: Path, given: Settings) -> list[str]:
     Raises:
         StoreError: no column holds ids, or it is not clear which.
     """
+    counts = Counter(schema.names)
+    for each in (given.column, *ID_COLUMNS, *MASKS):
+        if counts[each] > 1:
+            raise StoreError(f"{path} has {counts[each]} columns named {each}. Rename all but one.")
     name = ids_column(schema, given.column)
     if name is None:
         shown = ", ".join(f"{each.name} ({each.type})" for each in list(schema)[:8])
@@ -101,10 +104,10 @@ def token_columns(schema: Any, path: Path, given: Settings) -> list[str]:
         )
     masks = [each for each in MASKS if each in schema.names and each != name]
     for each in masks:
-        if not isinstance(schema.field(each).type, _lists()):
+        if not _is_list(schema.field(each).type, of_masks=True):
             raise StoreError(
                 f"{path}: the column {each!r} ({schema.field(each).type}) is not a list for each "
-                "row, as labels and masks of tokens are. Remove or rename it."
+                "row, with a number for each token, as labels and masks are. Remove or rename it."
             )
     return [name, *masks]
 
@@ -141,12 +144,21 @@ def _flat(batch: Any, name: str, path: Path) -> tuple[Array, Integers]:
     return found, np.diff(offsets)
 
 
-def kept_tokens(batch: Any, names: list[str], path: Path) -> Kept:
-    """Return the tokens of a record batch, by the rules at the top of this module."""
+def kept_rows(batches: Iterable[Any], names: list[str], path: Path) -> Iterator[Kept]:
+    """Yield the tokens of each record batch of a file, by the rules at the top of this module."""
+    first = 0
+    for batch in batches:
+        yield _kept_tokens(batch, names, path, first)
+        first += batch.num_rows
+
+
+def _kept_tokens(batch: Any, names: list[str], path: Path, first: int) -> Kept:
+    """Return the tokens of a record batch; `first` is the number of its first row in the file."""
     with arrow_errors(path, "a table"):
         batch.validate()
     ids, lengths = _flat(batch, names[0], path)
     check_dtype(ids.dtype, path)
+    rows = _Rows(path, lengths, first)
     loss = np.ones(len(ids), bool)
     keep = np.ones(len(ids), bool)
     for name in names[1:]:
@@ -154,59 +166,80 @@ def kept_tokens(batch: Any, names: list[str], path: Path) -> Kept:
         if not np.array_equal(counts, lengths):
             row = int(np.flatnonzero(counts != lengths)[0])
             raise StoreError(
-                f"{path}: row {row:,} of a batch has {int(lengths[row]):,} ids, but "
+                f"{path}: row {first + row:,} has {int(lengths[row]):,} ids, but "
                 f"{int(counts[row]):,} values in {name!r}."
             )
         if name == "labels":
-            loss &= _trained(mask, ids, keep, path)
+            loss &= rows.trained(mask, ids, keep)
         elif name == "attention_mask":
-            keep &= _zero_or_one(mask, name, path)
+            keep &= rows.zero_or_one(mask, name)
         else:
-            loss &= _zero_or_one(mask, name, path)
+            loss &= rows.zero_or_one(mask, name)
     if keep.all():
         return Kept(ids, lengths, None if loss.all() else loss.view(np.uint8), False)
-    lengths = _kept_lengths(keep, lengths, path)
+    lengths = rows.kept_lengths(keep)
     loss = loss[keep]
     return Kept(ids[keep], lengths, None if loss.all() else loss.view(np.uint8), True)
 
 
-def _zero_or_one(mask: Array, name: str, path: Path) -> Array:
-    is_one = mask == 1
-    if not (is_one | (mask == 0)).all():
-        raise StoreError(f"{path}: the column {name!r} has values that are neither 0 nor 1.")
-    return np.asarray(is_one)
+class _Rows(NamedTuple):
+    """Rows of a file, whose numbers are in the errors about their values."""
 
+    path: Path
+    lengths: Integers
+    first: int
+    """The number of the first row in the file."""
 
-def _trained(labels: Array, ids: Array, keep: Array, path: Path) -> Array:
-    trained = labels != _NOT_TRAINED
-    differs = trained & (labels != ids) & keep
-    if differs.any():
-        at = int(np.flatnonzero(differs)[0])
-        raise StoreError(
-            f"{path}: token {at:,} of a batch has the id {int(ids[at])} and the label "
-            f"{int(labels[at])}. A model is trained on the next id, so a label must be the id at "
-            "the same place, or -100. Labels of another task cannot be read, and labels that were "
-            "shifted already must be shifted back."
-        )
-    return np.asarray(trained)
+    def _at(self, value: int) -> tuple[int, int]:
+        """Return the row of a value, and its number in the row."""
+        ends = np.cumsum(self.lengths)
+        row = int(np.searchsorted(ends, value, side="right"))
+        return self.first + row, value - int(ends[row] - self.lengths[row])
 
+    def zero_or_one(self, mask: Array, name: str) -> Array:
+        """Return where a mask is 1."""
+        is_one = mask == 1
+        known = is_one | (mask == 0)
+        if not known.all():
+            at = int(np.flatnonzero(~known)[0])
+            raise StoreError(
+                f"{self.path}: row {self._at(at)[0]:,} has the value {mask[at]} in the column "
+                f"{name!r}, which is neither 0 nor 1."
+            )
+        return np.asarray(is_one)
 
-def _kept_lengths(keep: Array, lengths: Integers, path: Path) -> Integers:
-    """Return the number of tokens of each row without padding, which must be at its ends."""
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    # A run of kept tokens begins where a kept token follows padding, or is the first of its row.
-    begins = keep.copy()
-    begins[1:] &= ~keep[:-1]
-    firsts = starts[lengths > 0]
-    begins[firsts] = keep[firsts]
-    runs = np.concatenate(([0], np.cumsum(begins)))
-    counts = np.concatenate(([0], np.cumsum(keep)))
-    if (runs[ends] - runs[starts] > 1).any():
-        row = int(np.flatnonzero(runs[ends] - runs[starts] > 1)[0])
-        raise StoreError(
-            f"{path}: the attention mask of row {row:,} of a batch is 0 between tokens. Only "
-            "padding at the ends of a row can be removed."
-        )
-    found: Integers = counts[ends] - counts[starts]
-    return found
+    def trained(self, labels: Array, ids: Array, keep: Array) -> Array:
+        """Return which tokens have a label that is not -100, which must be their id."""
+        trained = labels != _NOT_TRAINED
+        differs = trained & (labels != ids) & keep
+        if differs.any():
+            at = int(np.flatnonzero(differs)[0])
+            row, token = self._at(at)
+            raise StoreError(
+                f"{self.path}: row {row:,} has the id {ids[at]} and the label {labels[at]} at "
+                f"token {token:,}. A model is trained on the next id, so a label must be the id at "
+                "the same place, or -100. Labels of another task cannot be read, and labels that "
+                "were shifted already must be shifted back."
+            )
+        return np.asarray(trained)
+
+    def kept_lengths(self, keep: Array) -> Integers:
+        """Return the number of tokens of each row without padding, which must be at its ends."""
+        ends = np.cumsum(self.lengths)
+        starts = ends - self.lengths
+        # A run of kept tokens begins where a kept token follows padding, or is the first of its
+        # row.
+        begins = keep.copy()
+        begins[1:] &= ~keep[:-1]
+        firsts = starts[self.lengths > 0]
+        begins[firsts] = keep[firsts]
+        runs = np.concatenate(([0], np.cumsum(begins)))
+        counts = np.concatenate(([0], np.cumsum(keep)))
+        if (runs[ends] - runs[starts] > 1).any():
+            row = self.first + int(np.flatnonzero(runs[ends] - runs[starts] > 1)[0])
+            raise StoreError(
+                f"{self.path}: the attention mask of row {row:,} is 0 between tokens. Only padding "
+                "at the ends of a row can be removed."
+            )
+        found: Integers = counts[ends] - counts[starts]
+        return found

@@ -38,17 +38,25 @@ def cache_key(source: Path, *settings: object) -> str:
     return digest_json(["decoded", 1, state.st_size, state.st_mtime_ns, sampled, *settings])[:32]
 
 
-def cached(name: str, pieces: Callable[[Path], Iterable[Any]]) -> Path:
-    """Return the path of a file in the cache; it is written from `pieces` if it is missing.
+def cached(
+    name: str,
+    pieces: Callable[[Path], Iterable[Any]],
+    is_whole: Callable[[Path], bool] = Path.exists,
+) -> Path:
+    """Return the path of a file in the cache; it is written from `pieces` if it is not whole.
 
-    Several processes may call this at once: one of them writes. `pieces` is called with the
-    directory, and may write other files before this one.
+    Several processes may call this at once: one of them writes.
+
+    Args:
+        name: The name of the file.
+        pieces: Called with the directory; may write other files before this one.
+        is_whole: Called with the path; whether the file, and what belongs to it, can be used.
 
     Raises:
         StoreError: the cache cannot be written.
     """
     path = cache_directory() / "tokens" / name
-    if path.exists():
+    if is_whole(path):
         return path
     # Imported here: stores need no decoded copies.
     from filelock import FileLock
@@ -59,11 +67,13 @@ def cached(name: str, pieces: Callable[[Path], Iterable[Any]]) -> Path:
         # fallback_to_soft: without flock, a killed process would leave a marker file for ever.
         lock = FileLock(path.parent / ".lock", thread_local=False, fallback_to_soft=False)
         with lock:
-            if not path.exists():
+            if not is_whole(path):
                 write_file(path, pieces(path.parent))
                 sync_directory(path.parent)
     except OSError as error:
-        if error.errno not in _NOT_WRITABLE:
+        # A file system such as /proc makes no directories, and says that they do not exist.
+        no_directory = error.errno == errno.ENOENT and not path.parent.is_dir()
+        if error.errno not in _NOT_WRITABLE and not no_directory:
             raise
         raise StoreError(
             f"{path.parent} cannot be written ({error.strerror}), and this file has to be decoded "

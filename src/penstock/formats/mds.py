@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import StoreError
-from penstock.formats.columns import MASKS
+from penstock.formats.columns import ID_COLUMNS, MASKS
 from penstock.formats.decoded import decompressed
 from penstock.formats.index_file import beside, looks_like, read_index, value
 from penstock.formats.mapped import MappedArray, size_of
@@ -33,7 +33,6 @@ from penstock.formats.member import Integers
 from penstock.formats.token_files import FilePart, Settings
 
 _DTYPES = {np.dtype(each).name: np.dtype(each) for each in DTYPE_CODES.values()}
-_NAMES = ("input_ids", "tokens")
 
 
 def is_mds(path: Path) -> bool:
@@ -110,7 +109,7 @@ def _columns(index: Path, record: dict[str, Any]) -> list[tuple[str, str, int]]:
 def _token_column(index: Path, columns: list[tuple[str, str, int]], given: Settings) -> MdsColumn:
     """Return the column that was named, or else the one that holds ids by its name or encoding."""
     names = [name for name, _, _ in columns]
-    usual = [each for each in names if each in _NAMES]
+    usual = [each for each in names if each in ID_COLUMNS]
     arrays = [name for name, encoding, _ in columns if encoding.startswith("ndarray")]
     found = [given.column] if given.column is not None else usual or arrays
     if len(found) != 1 or found[0] not in names:

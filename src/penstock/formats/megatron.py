@@ -158,7 +158,7 @@ def _document_ends(found: _Index, num_tokens: int, index: Path) -> Array:
         )
     # A writer that does not know where documents end records the first 0 only. Then sequences
     # are the documents.
-    if documents.tolist()[:2] == [0] and len(lengths):
+    if documents[:2].tolist() == [0] and len(lengths):
         return checked_bounds(ends[1:], num_tokens, index)
     falls = (documents[1:] < documents[:-1]).any()
     if not len(documents) or documents[0] != 0 or documents[-1] != len(lengths) or falls:

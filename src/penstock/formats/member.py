@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import StoreError
+from penstock.errors import MissingTokenizerError, StoreError
 
 if TYPE_CHECKING:
     from penstock.remote.downloads import MissingFile
+    from penstock.tokenize.tokenizer import Tokenizer
 
 Array = NDArray[Any]
 Integers = NDArray[np.int64]
@@ -80,6 +81,10 @@ class Member(Protocol):
         """The name, digest and canary of the tokenizer, if it is known."""
         ...
 
+    def load_tokenizer(self, tokenizer: object = None) -> "Tokenizer":
+        """Return the tokenizer, which is `tokenizer` if it is not known."""
+        ...
+
     @property
     def part_tokens(self) -> Integers:
         """The number of ids of each part."""
@@ -115,11 +120,33 @@ class LocalTokens:
     is_remote = False
     has_documents = False
     has_loss = False
+    tokenizer: "Tokenizer | None" = None
+    """The tokenizer, if it was given."""
 
     @property
     def tokenizer_record(self) -> Mapping[str, Any] | None:
-        """The name, digest and canary of the tokenizer, if it is known."""
-        return None
+        """The name, digest and canary of the tokenizer, if it was given."""
+        known = self.tokenizer
+        if known is None:
+            return None
+        return {"name": known.name, "digest": known.digest, "canary": known.canary}
+
+    def load_tokenizer(self, tokenizer: object = None) -> "Tokenizer":
+        """Return the tokenizer with which the files were opened, or else `tokenizer`, loaded.
+
+        Raises:
+            MissingTokenizerError: neither was given.
+        """
+        if self.tokenizer is not None:
+            return self.tokenizer
+        if tokenizer is None:
+            raise MissingTokenizerError(
+                f"{self.path} does not record its tokenizer. Give it: tokenizer= of open_tokens, "
+                "--tokenizer on the command line, or data.tokens.tokenizer in a recipe."
+            )
+        from penstock.tokenize.tokenizer import load_tokenizer
+
+        return load_tokenizer(tokenizer)
 
     def part_bounds(self, part: int) -> Array:
         """Return the offsets, within one part, at which its documents end."""

@@ -5,26 +5,23 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from penstock.errors import MissingStoreError, StoreError
 from penstock.formats.datatrove import is_datatrove, open_datatrove
 from penstock.formats.index_file import read_index
 from penstock.formats.litdata import is_litdata, open_litdata
 from penstock.formats.llmc import is_llmc, open_llmc
-from penstock.formats.mapped import HeldArray, first_bytes, size_of
+from penstock.formats.mapped import first_bytes, size_of
 from penstock.formats.mds import is_mds, open_mds
-from penstock.formats.megatron import is_megatron, megatron_files, open_megatron
+from penstock.formats.megatron import is_megatron, open_megatron
+from penstock.formats.memory import HasArray, in_memory
 from penstock.formats.names import TokenFormat
 from penstock.formats.npy import is_npy, open_npy
 from penstock.formats.raw import open_olmo, open_raw
-from penstock.formats.sample import check_dtype
 from penstock.formats.sets import is_pattern, matching, token_files_in
 from penstock.formats.tables import (
-    is_arrow,
-    is_parquet,
+    is_table,
     open_dataset,
     open_parquet,
     table_kind,
@@ -42,10 +39,10 @@ _KNOWN: dict[str, Callable[[Path], bool]] = {
     "megatron": is_megatron,
     "datatrove": is_datatrove,
     "npy": is_npy,
-    "arrow": is_arrow,
-    "parquet": is_parquet,
+    "arrow": partial(is_table, "arrow"),
+    "parquet": partial(is_table, "parquet"),
 }
-_DIRECTORIES = {"mds": is_mds, "litdata": is_litdata, "arrow": is_arrow}
+_DIRECTORIES = {"mds": is_mds, "litdata": is_litdata, "arrow": _KNOWN["arrow"]}
 _ONE_FILE: dict[str, Callable[[Path], FilePart]] = {
     "llmc": open_llmc,
     "megatron": open_megatron,
@@ -60,15 +57,6 @@ _WITH_COLUMNS: dict[str, Callable[[Path, Settings], list[FilePart]]] = {
 }
 _RAW = ("nanogpt", "olmo")
 _FORMATS = (*_ONE_FILE, *_RAW, *_WITH_COLUMNS)
-
-
-@runtime_checkable
-class HasArray(Protocol):
-    """An array in memory: of NumPy, or a tensor on the CPU."""
-
-    def __array__(self) -> Any:
-        """Return the values as an array of NumPy."""
-        ...
 
 
 def open_tokens(
@@ -121,7 +109,7 @@ def open_tokens(
         name, parts = _open_set(place, format, Settings(dtype, vocab_size, column))
     else:
         given, again, name = "an array in memory", path, "array"
-        parts = [_in_memory(path)]
+        parts = [in_memory(path, format=format, column=column)]
     for part in parts:
         found = part.ids.array().dtype
         if dtype is not None and found.name != dtype:
@@ -155,14 +143,6 @@ def _placed(path: str | os.PathLike[str]) -> Path:
     return expand_user(path)
 
 
-def _in_memory(array: HasArray) -> FilePart:
-    values = np.asarray(array)
-    check_dtype(values.dtype, "The array")
-    if values.ndim != 1:
-        raise StoreError(f"The array has the shape {values.shape}; ids have one dimension.")
-    return FilePart(HeldArray(values))
-
-
 def recognised(path: Path) -> list[str]:
     """Return the formats that the contents of a file or a directory show.
 
@@ -171,8 +151,8 @@ def recognised(path: Path) -> list[str]:
     """
     if path.is_dir():
         return [name for name, matches in _DIRECTORIES.items() if matches(path)]
-    if not path.exists() and all(each.exists() for each in megatron_files(path)):
-        return ["megatron"] if is_megatron(path) else []
+    if not path.exists() and is_megatron(path):  # a prefix, or one of the pair is missing
+        return ["megatron"]
     size_of(path)
     return [name for name, matches in _KNOWN.items() if matches(path)]
 
@@ -235,6 +215,11 @@ def _open_file(path: Path, format: str | None, given: Settings) -> tuple[str, li
     if format is None and len(found) != 1:
         raise StoreError(_undecided(path, found))
     name = format or found[0]
+    if found and name not in found and name in _WITH_COLUMNS:
+        raise StoreError(
+            f"{path} has the contents of the format {found[0]!r}, and not of {name!r}. Leave "
+            f'format= out, or pass format="{found[0]}".'
+        )
     if name in _WITH_COLUMNS:
         return name, _WITH_COLUMNS[name](path, given)
     if name in _ONE_FILE:

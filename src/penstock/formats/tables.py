@@ -23,7 +23,7 @@ from penstock.errors import StoreError
 from penstock.formats.columns import (
     arrow_errors,
     has_ids,
-    kept_tokens,
+    kept_rows,
     row_lists,
     token_columns,
 )
@@ -66,14 +66,9 @@ def _schema(path: Path) -> Any:
         return pa.ipc.open_stream(stream).schema
 
 
-def is_arrow(path: Path) -> bool:
-    """Return whether a file is an Arrow stream, or a directory a dataset, with a column of ids."""
-    return "arrow" in table_kind(path) and _has_column(path, has_ids)
-
-
-def is_parquet(path: Path) -> bool:
-    """Return whether a file is a Parquet file with a column of ids."""
-    return "parquet" in table_kind(path) and _has_column(path, has_ids)
+def is_table(kind: str, path: Path) -> bool:
+    """Return whether a file or dataset is of a kind of tables, with a column of ids."""
+    return kind in table_kind(path) and _has_column(path, has_ids)
 
 
 def holds_text(path: Path) -> bool:
@@ -204,17 +199,37 @@ def _is_plain(key: str, batches: Batches, names: list[str], path: Path) -> bool:
     """Return whether no mask of a file excludes a token; it is read once, and remembered."""
 
     def answer(_: Path) -> Iterator[bytes]:
-        found = (kept_tokens(each, names, path) for each in batches())
+        found = kept_rows(batches(), names, path)
         plain = all(each.loss is None and not each.is_padded for each in found)
         yield json.dumps({"is_plain": plain}).encode()
 
-    known = cached(f"{key}.masks", answer)
+    known = cached(f"{key}.masks", answer, lambda known: looks_like(known, "is_plain"))
     return value(read_index(known), "is_plain", bool, known)
 
 
 def _decoded(key: str, batches: Batches, names: list[str], path: Path) -> FilePart:
     """Return the tokens of a file, decoded into the cache."""
-    done = cached(f"{key}.json", lambda folder: _decode(folder / key, batches, names, path))
+    done = cached(
+        f"{key}.json", lambda folder: _decode(folder / key, batches, names, path), _is_whole
+    )
+    return _open_decoded(done)
+
+
+def _is_whole(done: Path) -> bool:
+    """Return whether no file of a decoded copy was deleted or truncated."""
+    try:
+        _open_decoded(done)
+    except StoreError:
+        return False
+    return True
+
+
+def _open_decoded(done: Path) -> FilePart:
+    """Return the tokens of a decoded copy.
+
+    Raises:
+        StoreError: a file of it is missing, or not whole.
+    """
     record = read_index(done)
     dtype = np.dtype(value(record, "dtype", str, done))
     ids = MappedArray(done.with_suffix(".ids"), dtype)
@@ -223,7 +238,7 @@ def _decoded(key: str, batches: Batches, names: list[str], path: Path) -> FilePa
     if value(record, "has_loss", bool, done):
         loss = MappedArray(done.with_suffix(".loss"), np.dtype("u1"))
         if len(loss.array()) != len(ids.array()):
-            raise StoreError(f"{done.with_suffix('.loss')} is damaged. Delete it, and {done}.")
+            raise StoreError(f"{done.with_suffix('.loss')} is damaged.")
     return FilePart(ids, checked_bounds(bounds.copy(), len(ids.array()), done), loss)
 
 
@@ -234,16 +249,14 @@ def _decode(target: Path, batches: Batches, names: list[str], path: Path) -> Ite
 
     def ids() -> Iterator[Array]:
         nonlocal dtype, has_loss
-        for batch in batches():
-            kept = kept_tokens(batch, names, path)
+        for kept in kept_rows(batches(), names, path):
             lengths.append(kept.lengths)
             dtype = kept.ids.dtype.newbyteorder("<").str
             has_loss = has_loss or kept.loss is not None
             yield np.ascontiguousarray(kept.ids, dtype)
 
     def loss() -> Iterator[Array]:
-        for batch in batches():
-            kept = kept_tokens(batch, names, path)
+        for kept in kept_rows(batches(), names, path):
             yield np.ones(len(kept.ids), np.uint8) if kept.loss is None else kept.loss
 
     write_file(target.with_suffix(".ids"), ids())

@@ -1,7 +1,7 @@
 """`TokenFiles`: token files of another tool, open for reading."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -62,7 +62,6 @@ class TokenFiles(LocalTokens):
         self.vocab_size = vocab_size
         """The number of ids of the vocabulary; None if it was not given."""
         self.tokenizer = tokenizer
-        """The tokenizer, if it was given."""
         self._parts, self._reopen = tuple(parts), reopen
         dtypes, sizes = set[np.dtype[Any]](), []
         for number, part in enumerate(self._parts):  # one at a time: each keeps a file open
@@ -72,7 +71,12 @@ class TokenFiles(LocalTokens):
             dtypes.add(array.dtype)
             sizes.append(len(array))
         self.dtype: np.dtype[Any] = np.result_type(*dtypes)
-        check_dtype(self.dtype, path)  # int64 and uint64 have no common integer dtype
+        if self.dtype.kind not in "iu":  # int64 and uint64 have no common integer dtype
+            names = " and ".join(sorted(each.name for each in dtypes))
+            raise StoreError(
+                f"{path} has {names} files, which have no common dtype of integers. Write all "
+                "files with one of them."
+            )
         self.is_uniform = dtypes == {self.dtype}
         """Whether the ids of all files have this dtype, in this byte order."""
         self._part_tokens = np.array(sizes, np.int64)
@@ -114,14 +118,6 @@ class TokenFiles(LocalTokens):
             masks = None if part.loss is None else [*map(_sha256, spread_blocks(part.loss.array()))]
             parts.append([len(ids), ids.dtype.str, bounds, sampled, masks])
         return digest_json(["token files", self.format, parts])
-
-    @property
-    def tokenizer_record(self) -> Mapping[str, Any] | None:
-        """The name, digest and canary of the tokenizer, if it was given."""
-        known = self.tokenizer
-        if known is None:
-            return None
-        return {"name": known.name, "digest": known.digest, "canary": known.canary}
 
     @property
     def part_tokens(self) -> Integers:
@@ -179,14 +175,9 @@ class TokenFiles(LocalTokens):
         """Return the text of one document, with its special tokens.
 
         Raises:
-            StoreError: `open_tokens` was called without `tokenizer=`.
+            MissingTokenizerError: `open_tokens` was called without `tokenizer=`.
         """
-        if self.tokenizer is None:
-            raise StoreError(
-                f"{self.path} does not record its tokenizer. Pass tokenizer= to open_tokens "
-                "(--tokenizer on the command line)."
-            )
-        return self.tokenizer.decode(self.document(index))
+        return self.load_tokenizer().decode(self.document(index))
 
 
 def _reopened(reopen: Callable[[], TokenFiles], digest: str) -> TokenFiles:

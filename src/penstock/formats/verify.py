@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from penstock.errors import StoreError
+from penstock.formats.member import Array, Ids
 from penstock.formats.sample import all_blocks, check_ids
 from penstock.formats.token_files import TokenFiles
 
@@ -22,13 +23,23 @@ def verify_tokens(files: TokenFiles, report: Callable[[int, int], None] | None =
     """
     num_parts = len(files.part_tokens)
     for part in range(num_parts):
-        for block in all_blocks(files.part_ids(part)):
-            check_ids(block, files.part_name(part), files.vocab_size)
+        check_all(files.part_ids(part), files.part_name(part), files.vocab_size)
         files.check_part(part)
         mask = files.part_loss(part)
         for block in () if mask is None else all_blocks(mask):
-            if len(block) and int(block.max()) > 1:
-                raise StoreError(f"{files.path} has a loss mask of {int(block.max())}, not 0 or 1.")
+            check_mask(block, files.path)
         if report is not None:
             report(part + 1, num_parts)
     return files.num_tokens
+
+
+def check_all(ids: Ids, path: object, vocab_size: int | None) -> None:
+    """Raise StoreError if one of all ids is negative, or not below the vocabulary size."""
+    for block in all_blocks(ids):
+        check_ids(block, path, vocab_size)
+
+
+def check_mask(mask: Array, path: object) -> None:
+    """Raise StoreError if a value of a loss mask is not 0 or 1."""
+    if len(mask) and int(mask.max()) > 1:
+        raise StoreError(f"{path} has a loss mask of {int(mask.max())}, not 0 or 1.")

@@ -11,11 +11,18 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from penstock.errors import PlanError, StoreError
+from penstock.inspect.members import (
+    FileDocuments,
+    Searched,
+    documents_of_parts,
+    members,
+    not_searched,
+)
 from penstock.inspect.runs import RunSteps
 from penstock.order.budget import Budget
 from penstock.order.integers import END
@@ -23,10 +30,8 @@ from penstock.order.plan import Plan
 from penstock.rows.protocol import Integers, Rows
 from penstock.store.reader import TokenStore
 
-if TYPE_CHECKING:
-    from penstock.inspect.text import Progress
-
 Json = dict[str, Any]
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +40,22 @@ class FoundDocument:
 
     source: str
     store: str
-    document: int
-    """Its number in the store; of its first piece, if it is stored in several."""
+    """The path of the store, or of the token files."""
+    document: int | None
+    """Its number in the store; of its first piece, if it is stored in several. None for token files
+    that do not record documents."""
     file: str
+    """The input file; of token files, their path."""
     record: int
+    """The record of the input file; of token files, the offset of the first token in the files."""
     span: tuple[int, int]
     """Its tokens `[start, stop)` in the stream of the source."""
+
+    def __str__(self) -> str:
+        document = "" if self.document is None else f"document {self.document:,} of {self.store}"
+        if self.file == self.store:
+            return document or f"token {self.record:,} of {self.store}"
+        return f"{self.file}:{self.record}, {document}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,26 +96,21 @@ def find_documents(
     found: list[FoundDocument] = []
     names: set[str] = set()
     nearest: list[int] = []
-    for name, number, store in _stores(plan, source):
+    for name, number, store in members(plan, source):
+        if not isinstance(store, TokenStore):
+            continue
         inputs = [each["name"] for each in store.manifest.inputs]
         names.update(inputs)
         for index in _matching(inputs, file):
             first, stop = _search(store, index, record)
             found += [
-                FoundDocument(
-                    name,
-                    str(store.path),
-                    each,
-                    inputs[index],
-                    record,
-                    document_span(plan.sources[name], number, store, each),
-                )
+                found_at(name, plan.sources[name], number, store, each)
                 for each in _begins(store, first, stop)
             ]
             if first == stop:
                 nearest += _neighbours(store, index, first)
     if not found:
-        raise _not_found(file, record, names, nearest)
+        raise _not_found(file, record, names, nearest, not_searched(plan, source))
     return found
 
 
@@ -117,29 +127,45 @@ def find_numbered(
     Raises:
         StoreError: no store has such a document.
     """
-    found, sizes = [], []
-    for name, number, store in _stores(plan, source):
+    found: list[FoundDocument] = []
+    others = not_searched(plan, source, numbered=True)
+    sizes: list[str] = []
+    for name, number, member in members(plan, source):
+        if not member.has_documents:
+            continue
+        store = member if isinstance(member, TokenStore) else FileDocuments(member)
         sizes.append(f"{store.path} has {len(store):,}")
         if document < len(store):  # it may be a later piece of a document
             first = next(each for each in range(document, -1, -1) if store.edges(each)[0])
-            origin = store.origin(first)
-            place = str(store.path), first, origin.file, origin.offset
-            span = document_span(plan.sources[name], number, store, first)
-            found.append(FoundDocument(name, *place, span))
+            found.append(found_at(name, plan.sources[name], number, store, first))
     if not found:
+        sizes += [f"{each} does not record where documents end" for each in others]
         raise StoreError(f"No store of this run has a document {document:,}: {'; '.join(sizes)}.")
     return found
 
 
-def _stores(plan: Plan | Budget, source: str | None) -> Iterator[tuple[str, int, TokenStore]]:
-    """Yield the stores of all sources: the source, the number of the store in it, the store."""
-    if source is not None and source not in plan.sources:
-        raise PlanError(f'There is no source "{source}"; the sources are {", ".join(plan.names)}.')
-    for name in plan.names if source is None else (source,):
-        stream = plan.sources[name].stream
-        for number, member in enumerate(stream.members if stream is not None else ()):
-            if isinstance(member, TokenStore):
-                yield name, number, member
+def found_at(
+    source: str, rows: Rows, member: int, store: Searched, document: int, some: Span | None = None
+) -> FoundDocument:
+    """Return a document of a member of a source, or some of its tokens.
+
+    Args:
+        source: The name of the source.
+        rows: Its rows.
+        member: The number of the store among the members of their stream.
+        store: The store, or the documents of token files.
+        document: The number of the document, or of one piece of it.
+        some: The tokens, counted from the start of the document; by default, all.
+    """
+    span = document_span(rows, member, store, document)
+    if some is not None:
+        span = span[0] + some[0], span[0] + some[1]
+    if isinstance(store, TokenStore):
+        origin = store.origin(document)
+        return FoundDocument(source, str(store.path), document, origin.file, origin.offset, span)
+    first = document_span(rows, member, store, 0)[0]
+    number = document if store.has_documents else None
+    return FoundDocument(source, str(store.path), number, str(store.path), span[0] - first, span)
 
 
 def _matching(inputs: Sequence[str], file: str) -> list[int]:
@@ -206,22 +232,28 @@ def _neighbours(store: TokenStore, file: int, at: int) -> list[int]:
     return found
 
 
-def _not_found(file: str, record: int, names: set[str], nearest: list[int]) -> StoreError:
+def _not_found(
+    file: str, record: int, names: set[str], nearest: list[int], others: list[str]
+) -> StoreError:
+    unknown = (
+        f" Token files do not record inputs; not searched: {', '.join(others)}." if others else ""
+    )
     if nearest:
         near = " and ".join(f"{each:,}" for each in sorted(set(nearest)))
         return StoreError(
             f"No document begins at record {record:,} of {file}; the nearest begin at {near}. A "
             "record is the byte offset that penstock inspect and penstock decode show, or the row "
             "number in a table. It may also have been rejected: see rejects.jsonl in the store."
+            f"{unknown}"
         )
     close = get_close_matches(file, sorted(names), 3)
     shown = ", ".join(close or sorted(names)[:5]) or "none, only token files"
     advice = f"Did you mean {shown}?" if close else f"Their inputs are: {shown}."
     more = "" if close or len(names) <= 5 else f" There are {len(names):,} inputs."
-    return StoreError(f"No store of this run was built from {file}. {advice}{more}")
+    return StoreError(f"No store of this run was built from {file}. {advice}{more}{unknown}")
 
 
-def document_span(rows: Rows, member: int, store: TokenStore, document: int) -> tuple[int, int]:
+def document_span(rows: Rows, member: int, store: Searched, document: int) -> Span:
     """Return the tokens of a document in the stream of rows, with all pieces of the document.
 
     Args:
@@ -234,52 +266,16 @@ def document_span(rows: Rows, member: int, store: TokenStore, document: int) -> 
     assert stream is not None  # the store is a member of it
     # Pieces of a stream are the parts of its members, one member after the other.
     before = sum(len(each.part_tokens) for each in stream.members[:member])
-    ends = np.cumsum(store.manifest.part_documents)
+    counts = documents_of_parts(store)
+    ends = np.cumsum(counts)
     part = int(np.searchsorted(ends, document, side="right"))
-    within = document - int(ends[part] - store.manifest.parts[part].num_documents)
+    within = document - int(ends[part] - counts[part])
     bounds = store.part_array(part, "bounds")
     start = int(stream.starts[before + part]) + (int(bounds[within - 1]) if within else 0)
     while not store.edges(document)[1]:  # only the last piece of a part can continue
         document, part, within = int(ends[part]), part + 1, 0
         bounds = store.part_array(part, "bounds")
     return start, int(stream.starts[before + part]) + int(bounds[within])
-
-
-def find_texts(
-    plan: Plan | Budget,
-    text: str,
-    source: str | None = None,
-    tokenizer: object = None,
-    progress: "Progress | None" = None,
-) -> Iterator[FoundDocument]:
-    """Yield the tokens of every place at which a text occurs in the documents of a plan.
-
-    Args:
-        plan: The plan, whose stores are searched one after the other, each by several threads.
-        text: The text.
-        source: Search this source only.
-        tokenizer: The tokenizer, of a store whose tokenizer is not known here.
-        progress: Called with the tokens that were searched, and all tokens.
-    """
-    from penstock.inspect.text import find_text  # it imports Arrow and the tokenizers
-
-    stores = list(_stores(plan, source))
-    total = sum(store.num_tokens for _, _, store in stores)
-    before = 0
-    for name, number, store in stores:
-
-        def report(done: int, _: int, before: int = before) -> None:
-            if progress is not None:
-                progress(before + done, total)
-
-        known = store.load_tokenizer(tokenizer)
-        for match in find_text(store, text, known, progress=report):
-            start, _ = document_span(plan.sources[name], number, store, match.document)
-            span = start + match.span[0], start + match.span[1]
-            origin = store.origin(match.document)
-            place = match.document, origin.file, origin.offset
-            yield FoundDocument(name, str(store.path), *place, span)
-        before += store.num_tokens
 
 
 def when(

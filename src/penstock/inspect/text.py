@@ -1,4 +1,4 @@
-"""Finds a text in the documents of stores, by their decoded bytes.
+"""Finds a text in the documents of stores and token files, by their decoded bytes.
 
     parts         ├────── 0 ──────┼────── 1 ──────┤      one task each, on several threads
     blocks        ├── 256k ──┼────┤                      decoded at once, and searched
@@ -22,6 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PlanError
+from penstock.inspect.documents import FoundDocument, found_at
+from penstock.inspect.members import FileDocuments, Searched, members
+from penstock.order.budget import Budget
+from penstock.order.plan import Plan
 from penstock.store.reader import TokenStore
 from penstock.tokenize.engines import TokenizersEngine
 from penstock.tokenize.tokenizer import Tokenizer
@@ -45,8 +49,53 @@ class TextMatch(NamedTuple):
     """The tokens of the document that hold the text, counted from the start of this piece."""
 
 
+def find_texts(
+    plan: Plan | Budget,
+    text: str,
+    source: str | None = None,
+    tokenizer: object = None,
+    progress: Progress | None = None,
+) -> Iterator[FoundDocument]:
+    """Yield the tokens of every place at which a text occurs in the documents of a plan.
+
+    Args:
+        plan: The plan, whose stores and token files are searched one after the other, each by
+            several threads.
+        text: The text.
+        source: Search this source only.
+        tokenizer: The tokenizer, of stores and token files whose tokenizer is not known here.
+        progress: Called with the tokens that were searched, and all tokens.
+
+    Raises:
+        MissingTokenizerError: the tokenizer of a store or of token files is not known.
+        PlanError: a source cannot be searched, because its rows have no stream.
+    """
+    found = list(members(plan, source))
+    for name in plan.names if source is None else (source,):
+        if plan.sources[name].stream is None:
+            raise PlanError(
+                f"The rows of source {name} are not cut from stores or token files, so their text "
+                "cannot be searched. Search the other sources."
+            )
+    # All before the first search: a source that cannot be searched is never left out.
+    tokenizers = [member.load_tokenizer(tokenizer) for _, _, member in found]
+    total = sum(int(member.num_tokens) for _, _, member in found)
+    before = 0
+    for (name, number, member), known in zip(found, tokenizers, strict=True):
+
+        def report(done: int, _: int, before: int = before) -> None:
+            if progress is not None:
+                progress(before + done, total)
+
+        store = member if isinstance(member, TokenStore) else FileDocuments(member, known.eos_id)
+        for match in find_text(store, text, known, progress=report):
+            place = name, plan.sources[name], number, store, match.document
+            yield found_at(*place, match.span)
+        before += int(member.num_tokens)
+
+
 def find_text(
-    store: TokenStore,
+    store: Searched,
     text: str,
     tokenizer: Tokenizer,
     *,
@@ -56,7 +105,7 @@ def find_text(
     """Yield every place of a store at which a text occurs, in order; places may overlap.
 
     Args:
-        store: The store.
+        store: The store, or the documents of token files.
         text: The text, which must be found byte by byte.
         tokenizer: The tokenizer of the store.
         threads: How many threads decode; by default, one for each core.
@@ -69,7 +118,7 @@ def find_text(
     if not needle:
         raise PlanError("The text to find is empty. Give at least one character.")
     search = _Search(store, needle, tokenizer)
-    parts = range(len(store.manifest.parts))
+    parts = range(len(store.part_tokens))
     workers = threads or os.cpu_count() or 1
     done = 0
     with ThreadPoolExecutor(workers, thread_name_prefix="find-text") as pool:
@@ -79,7 +128,7 @@ def find_text(
         for part in parts:
             matches = running.pop(0).result()
             running += [pool.submit(search.part, each) for each in islice(waiting, 1)]
-            done += store.manifest.parts[part].num_tokens
+            done += int(store.part_tokens[part])
             if progress is not None:
                 progress(done, store.num_tokens)
             yield from matches
@@ -88,10 +137,12 @@ def find_text(
 class _Search:
     """The search for a text in the parts of one store. Safe to use from several threads."""
 
-    def __init__(self, store: TokenStore, needle: bytes, tokenizer: Tokenizer) -> None:
+    def __init__(self, store: Searched, needle: bytes, tokenizer: Tokenizer) -> None:
         self._store, self._needle, self._tokenizer = store, needle, tokenizer
-        contents = store.manifest.contents
-        self._eos, self._bos = contents["eos_id"], contents["bos_id"]
+        self._eos, self._bos = tokenizer.eos_id, tokenizer.bos_id
+        if isinstance(store, TokenStore):
+            contents = store.manifest.contents
+            self._eos, self._bos = contents["eos_id"], contents["bos_id"]
         # Whether the bytes of some tokens are those of each token, concatenated. A decoder of
         # Hugging Face may add or remove spaces between tokens, so it gets whole documents.
         self._joins = not isinstance(tokenizer.engine, TokenizersEngine)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.formats.member import LocalTokens
 from penstock.loader.run import AnyPlan
 from penstock.order.steps import PADDING
 from penstock.rows.origins import RowOrigin
@@ -130,7 +131,7 @@ class RowTokenizers:
         self._found: dict[str, Decoder | None] = {}
 
     def of(self, name: str) -> "Decoder | None":
-        """Return the tokenizer of a source; None if it is of a bare token file."""
+        """Return the tokenizer of a source; None if it is not known, of token files."""
         if name not in self._found:  # to load one may take a second
             self._found[name] = self._load(self._plan.sources[name])
         return self._found[name]
@@ -139,6 +140,8 @@ class RowTokenizers:
         for member in rows.stream.members if rows.stream is not None else ():
             if isinstance(member, TokenStore):
                 return decoder_of(member.manifest, self._given)
+            if isinstance(member, LocalTokens) and member.tokenizer is not None:
+                return member.tokenizer
         if self._given is None:
             return None
         from penstock.tokenize.tokenizer import load_tokenizer  # it imports Arrow and the engines

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from penstock.errors import MissingTokenizerError
 from penstock.formats.member import Member
-from penstock.formats.token_files import TokenFiles
 from penstock.store.reader import TokenStore
 from penstock.store.summary import Lengths, lengths_of
-from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer
+from penstock.tokenize.tokenizer import Tokenizer
 
 Ids = NDArray[Any]
 MOST_TOKENS = 1 << 27  # tokens that are counted: about a second
@@ -90,14 +89,10 @@ def documents_of_parts(member: Member) -> NDArray[np.int64]:
 
 def find_tokenizer(member: Member, given: object = None) -> Tokenizer | None:
     """Return the tokenizer of a member; None if it is not known on this machine."""
-    if isinstance(member, TokenStore):
-        try:
-            return member.load_tokenizer(given)
-        except MissingTokenizerError:  # ids can be shown without their text
-            return None
-    if isinstance(member, TokenFiles) and member.tokenizer is not None:
-        return member.tokenizer
-    return None if given is None else load_tokenizer(given)
+    try:
+        return member.load_tokenizer(given)
+    except MissingTokenizerError:  # ids can be shown without their text
+        return None
 
 
 def measure_lengths(member: Member) -> Lengths | None:

@@ -58,9 +58,10 @@ class PieceRows(StreamRows):
             )
         super().__init__(store)
         if not self.stream.has_documents:
+            bare = next(each for each in self.stream.members if not each.has_documents)
             raise PlanError(
-                "Rows of documents need stores: bare token files do not record where documents "
-                "end. Use Windows, or build a store."
+                f"{bare.path} does not record where documents end, so its rows cannot be whole "
+                "documents. Use Windows, or build a store of the text."
             )
         self._kind, self._longest, self._lay_out = kind, length, lay_out
         self._open_index()

@@ -262,6 +262,11 @@ def _open(source: StreamLike | ArrayFile) -> Member:
         return source
     if isinstance(source, HasSnapshot):
         return source.snapshot()
+    if not isinstance(source, str | os.PathLike):
+        raise StoreError(
+            f"{type(source).__name__} is neither a path nor a store. Ids in memory are opened "
+            "first: Windows(open_tokens(array), length)."
+        )
     if is_remote(source):
         return TokenStore(source)
     path = expand_user(source)

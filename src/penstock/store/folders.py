@@ -217,6 +217,21 @@ def _descriptor(directory: Path, owner: Folder | None) -> int | None:
         raise
 
 
+def make_tree(directory: Path) -> None:
+    """Make a directory and its parents, unless they exist.
+
+    Raises:
+        StoreError: there is a file of the same name.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        taken = next(each for each in (directory, *directory.parents) if os.path.lexists(each))
+        raise StoreError(
+            f"{taken} is a file, and a directory is needed there. Choose a name that is not taken."
+        ) from None
+
+
 def remove_tree(directory: Path) -> None:
     """Delete a directory and everything in it."""
     with naming(directory):

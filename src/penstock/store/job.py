@@ -27,6 +27,7 @@ from penstock.sources.read import read_slice
 from penstock.sources.settings import Format, ReadSettings, Texts, num_cores
 from penstock.sources.slices import Slice, cut
 from penstock.store.cuts import cut_safety
+from penstock.store.folders import make_tree
 from penstock.store.manifest import JsonObject
 from penstock.store.memory import fitting_threads
 from penstock.store.part import SIDES, Split, parse_split
@@ -239,7 +240,7 @@ def prepare(settings: BuildSettings) -> Job:
             f"{directory} does not exist, so nothing can be appended to it. For the first build, "
             "leave out append=True (--append) of penstock.build."
         )
-    _make_directory(directory)
+    make_tree(directory)
     return Job(settings, directory, files, reading, loaded, recorded, stage, listing.skipped)
 
 
@@ -247,16 +248,6 @@ def recorded_inputs(files: Sequence[InputFile]) -> list[JsonObject]:
     """The inputs of a build as it records them before they are read."""
     names = recorded_names([each.name for each in files])
     return [file.describe() | {"name": name} for file, name in zip(files, names, strict=True)]
-
-
-def _make_directory(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        taken = next(each for each in (directory, *directory.parents) if each.exists())
-        raise StoreError(
-            f"{taken} is a file, and a store is a directory. Choose a name that is not taken."
-        ) from None
 
 
 def separators_of(tokenizer: Tokenizer) -> tuple[str, ...]:

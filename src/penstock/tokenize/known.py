@@ -27,6 +27,11 @@ def known_tokenizer(recorded: "Config") -> "Tokenizer":
     Raises:
         MissingTokenizerError: this user has no tokenizer with the recorded digest.
     """
+    if not recorded["digest"] and recorded.get("canary") == "":
+        raise MissingTokenizerError(
+            "The store was imported without a tokenizer, so it records none. Give the tokenizer of "
+            "its ids each time with tokenizer= (--tokenizer)."
+        )
     added = tuple(recorded.get("added_tokens", ()))
     return _find(recorded["digest"], recorded["name"], added, recorded["vocab_size"])
 

@@ -7,7 +7,6 @@ from penstock.errors import MissingTokenizerError, TrainError
 from penstock.store.reader import TokenStore
 from penstock.train.config import TrainingJob
 from penstock.train.model import GPT
-from penstock.train.vocabulary import stores_of
 
 _TEMPERATURE = 0.8  # below 1, likely tokens become more likely
 _TOP_K = 50
@@ -22,20 +21,22 @@ def sample_text(job: TrainingJob, model: GPT, named: str | None) -> str:
         named: The tokenizer that the recipe names, for a store whose tokenizer was not loaded
             before; None if it names none.
     """
-    store = stores_of(next(iter(job.plan.sources.values())))[0]
-    if not isinstance(store, TokenStore):
-        raise TrainError(f"{store.path} does not record its tokenizer")
+    rows = next(iter(job.plan.sources.values()))
+    assert rows.stream is not None  # the rows of a recipe are read from stores or token files
+    store = rows.stream.members[0]
     # The model may have more ids than the tokenizer, and these have no text.
     try:
         tokenizer = store.load_tokenizer()  # needs packages that training does not
     except MissingTokenizerError as error:
         if named is None:
-            raise TrainError(f"{error} In a recipe, that is data.tokenizer.") from None
+            is_store = isinstance(store, TokenStore)
+            advice = " In a recipe, that is data.tokenizer." if is_store else ""
+            raise TrainError(f"{error}{advice}") from None
         tokenizer = store.load_tokenizer(named)
     # The end token precedes the first token of every document but the first, so after it the model
     # writes the beginning of a document.
-    end = store.manifest.contents["eos_id"]
-    first = [int(end)] if end is not None else [int(store.tokens(0, 1)[0])]
+    end = store.manifest.contents["eos_id"] if isinstance(store, TokenStore) else None
+    first = [int(rows.stream.tokens(0, 1)[0] if end is None else end)]
     tokens = generate(model, first, num_tokens=100, vocab_size=tokenizer.vocab_size)
     return tokenizer.decode(tokens[len(first) :])
 
