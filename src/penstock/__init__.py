@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from penstock.store.merge import merge as merge
     from penstock.store.reader import TokenStore as TokenStore
     from penstock.store.repair import repair as repair
-    from penstock.store.verify import verify as verify
     from penstock.streaming.stream import stream as stream
     from penstock.tokenize.tokenizer import load_tokenizer as load_tokenizer
+    from penstock.verification import verify as verify
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
@@ -60,8 +60,8 @@ else:
             "store.merge": "merge",
             "store.reader": "TokenStore",
             "store.repair": "repair",
-            "store.verify": "verify",
             "streaming.stream": "stream",
             "tokenize.tokenizer": "load_tokenizer",
+            "verification": "verify",
         },
     )

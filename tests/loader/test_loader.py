@@ -176,7 +176,8 @@ def test_mixtures_read_every_source_at_its_place(windows, other_store, flat):
 def test_sources_of_several_widths_share_a_batch(tmp_path, numbered):
     np.save(tmp_path / "narrow.npy", np.full(40, 65_535, "uint16"))
     np.save(tmp_path / "wide.npy", np.full(40, 2**32 - 1, "uint32"))
-    plan = Plan({name: Windows(tmp_path / f"{name}.npy", 3) for name in ("narrow", "wide")})
+    wide = penstock.open_tokens(tmp_path / "wide.npy", vocab_size=2**32)
+    plan = Plan({"narrow": Windows(tmp_path / "narrow.npy", 3), "wide": Windows(wide, 3)})
 
     found = torch.cat([batch["inputs"] for batch in Loader(plan, 4, epochs=1)])
     assert found.unique().tolist() == [65_535, 2**32 - 1]

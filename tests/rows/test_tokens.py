@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import PlanError, StoreError
+from penstock.formats.open import open_tokens
 from penstock.rows.tokens import ArrayFile, open_stream
 from penstock.rows.windows import Windows
 
@@ -64,7 +65,8 @@ def test_ids_of_two_kinds_share_a_type_that_holds_both(tmp_path):
     np.save(tmp_path / "a.npy", np.array([2**32 - 1, 2**32 - 2], "uint32"))
     np.save(tmp_path / "b.npy", np.array([5, 2**31 - 1], "int32"))
 
-    read = Windows([tmp_path / "a.npy", tmp_path / "b.npy"], 3).read(np.array([0]))
+    wide = open_tokens(tmp_path / "a.npy", vocab_size=2**32)
+    read = Windows([wide, tmp_path / "b.npy"], 3).read(np.array([0]))
     assert read["tokens"].tolist() == [[2**32 - 1, 2**32 - 2, 5, 2**31 - 1]]
 
 
@@ -107,7 +109,7 @@ def test_nothing_at_all_is_refused():
             "cannot be read as an array",
         ),
         ("odd.bin", b"abc", "has 3 bytes, which is not a whole number of uint16 ids"),
-        ("empty.bin", b"", "has 0 bytes, which is not a whole number of uint16 ids"),
+        ("empty.bin", b"", r"empty\.bin is empty"),
     ],
 )
 def test_refuses_files_that_hold_no_ids(tmp_path, name, data, message):
@@ -124,9 +126,7 @@ def test_refuses_files_that_hold_no_ids(tmp_path, name, data, message):
 def test_refuses_arrays_that_are_not_a_row_of_whole_numbers(tmp_path, array):
     np.save(tmp_path / "a.npy", array, allow_pickle=True)
 
-    with pytest.raises(
-        StoreError, match=r"one-dimensional array of integers|cannot be read as an array"
-    ):
+    with pytest.raises(StoreError, match=r"holds a one-dimensional one|token ids are integers"):
         ArrayFile(tmp_path / "a.npy")
 
 
@@ -134,7 +134,7 @@ def test_a_cut_off_npy_is_refused(files):
     data = (files / "little.npy").read_bytes()
     (files / "little.npy").write_bytes(data[:-2])
 
-    with pytest.raises(StoreError, match="cannot be read as an array"):
+    with pytest.raises(StoreError, match="has 39 ids, but its header says 40"):
         ArrayFile(files / "little.npy")
 
 

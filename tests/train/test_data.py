@@ -331,7 +331,7 @@ def test_only_the_source_may_be_a_recipe():
 
 def test_ids_below_0_are_refused(tmp_path):
     np.save(tmp_path / "ids.npy", np.array([3, -1, 5] * 50, np.int32))
-    with pytest.raises(PlanError, match=r"ids\.npy has the negative token id -1"):
+    with pytest.raises(StoreError, match=r"ids\.npy has the token id -1, and no id is negative"):
         train(job(tmp_path / "ids.npy", tmp_path), device="cpu")
 
 

@@ -76,16 +76,12 @@ def open_files(path: object, given: TokenOptions) -> "TokenFiles | None":
     Raises:
         typer.BadParameter: it is a store, and an option for token files was given.
     """
-    from penstock.formats.open import holds_files, is_token_file, open_tokens
-    from penstock.formats.tables import table_kind
+    from penstock.formats.places import token_files_at
 
-    is_described = given.format is not None or given.column is not None
-    is_named = is_described and isinstance(path, Path) and holds_files(path)
-    # A table without ids is opened too: the error says which columns it has.
-    if not isinstance(path, Path) or not (is_named or is_token_file(path) or table_kind(path)):
+    files = token_files_at(path, **asdict(given)) if isinstance(path, Path) else None
+    if files is None:
         refuse_options(path, given)
-        return None
-    return open_tokens(path, **asdict(given))
+    return files
 
 
 def _to_json(files: "TokenFiles") -> dict[str, object]:

@@ -21,9 +21,8 @@ from penstock.convert.litdata import write_litdata
 from penstock.convert.mds import write_mds
 from penstock.convert.source import Report, TokenSource
 from penstock.errors import StoreError
-from penstock.formats.open import is_token_file, open_tokens
+from penstock.formats.places import token_files_at
 from penstock.formats.token_files import TokenFiles
-from penstock.paths import expand_user, is_remote
 from penstock.remote.address import StoreUrl
 from penstock.store.beside import made_beside
 from penstock.store.copies import on_this_machine
@@ -152,10 +151,8 @@ def _members(source: Exported) -> Mapping[str, TokenStore | TokenFiles]:
         return {"train": source}
     if isinstance(source, TokenStore):
         return {source.manifest.contents["side"] or "train": source}
-    if not isinstance(source, StoreUrl) and not is_remote(source):
-        path = expand_user(source)
-        if is_token_file(path):
-            return {"train": open_tokens(path)}
+    if (files := token_files_at(source)) is not None:
+        return {"train": files}
     stores = open_stores([*stores_at(source).values()])
     return {each.manifest.contents["side"] or "train": each for each in stores}
 

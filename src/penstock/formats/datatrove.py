@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import StoreError
-from penstock.formats.mapped import MappedArray, size_of
-from penstock.formats.sample import check_not_halves, spread_blocks
+from penstock.formats.mapped import MappedArray, is_listed, size_of
 from penstock.formats.token_files import FilePart, checked_bounds
 
 _ID_SIZES = {2: "<u2", 4: "<u4"}
@@ -27,7 +26,7 @@ def _beside(path: Path, ending: str) -> Path:
 def is_datatrove(path: Path) -> bool:
     """Return whether an index is beside a file, and ends with the number of its ids."""
     index = _beside(path, ".index")
-    return index.is_file() and _dtype(path, index) is not None
+    return is_listed(index) and _dtype(path, index) is not None
 
 
 def _dtype(path: Path, index: Path) -> "np.dtype[np.unsignedinteger] | None":
@@ -59,12 +58,10 @@ def open_datatrove(path: Path) -> FilePart:
             f"{index} counts. A file is truncated or damaged, or the two do not belong together."
         )
     ids = MappedArray(path, dtype)
-    for block in spread_blocks(ids.array()):
-        check_not_halves(block, path)
     num_tokens = len(ids.array())
     ends = MappedArray(index, np.dtype("<u8")).array()
     mask, loss = _beside(path, ".loss"), None
-    if mask.exists():
+    if is_listed(mask):
         loss = MappedArray(mask, np.dtype("u1"))
         if len(loss.array()) != num_tokens:
             raise StoreError(

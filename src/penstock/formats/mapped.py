@@ -31,12 +31,25 @@ def size_of(path: Path) -> int:
         StoreError: it is not a regular file.
     """
     if not path.exists():
+        if path.is_symlink():
+            raise MissingStoreError(
+                f"{path} is a link to {path.readlink()}, which does not exist. Restore that file, "
+                "or delete the link."
+            )
         raise MissingStoreError(f"{path} does not exist (working directory: {Path.cwd()}).")
     # A FIFO would block the reader, and a device has no size.
     if not path.is_file():
         raise StoreError(f"{path} is not a file (working directory: {Path.cwd()}).")
     with naming(path):
         return path.stat().st_size
+
+
+def is_listed(path: Path) -> bool:
+    """Return whether there is a file, or a link whose file is missing, which is an error to read.
+
+    Without this, a disk that is not mounted would look like a file that was never written.
+    """
+    return path.is_file() or (path.is_symlink() and not path.exists())
 
 
 def first_bytes(path: Path, count: int) -> bytes:
@@ -127,6 +140,9 @@ class MappedArray(MappedBytes):
                 "damaged."
             )
         self._dtype, self._start, self._stop = dtype, offset, offset + count * dtype.itemsize
+
+    def __len__(self) -> int:
+        return (self._stop - self._start) // self._dtype.itemsize
 
     def array(self) -> Array:
         """Return the items, mapped into memory; the array is read-only."""

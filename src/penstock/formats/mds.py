@@ -139,7 +139,7 @@ def _decoder(
                 f"{index}: the column {name!r} holds bytes, whose dtype is not recorded. Pass "
                 f"dtype= ({', '.join(_DTYPES)}) and vocab_size= or tokenizer=."
             )
-        return MdsColumn(number, _DTYPES[given.dtype], False)
+        return MdsColumn(number, _DTYPES[given.dtype], False, given.vocab_size)
     named, _, shape = rest.partition(":")
     if kind != "ndarray" or (named and named not in _DTYPES):
         raise StoreError(

@@ -31,6 +31,8 @@ class MdsColumn(NamedTuple):
     """None if each document records it."""
     has_header: bool
     """Whether a document begins with its shape, and its dtype if `dtype` is None."""
+    vocab_size: int | None = None
+    """Of a column of bytes: its dtype is the caller's, and is checked."""
 
 
 class MdsShard:
@@ -66,9 +68,9 @@ class MdsShard:
             spread = np.unique(np.linspace(0, total - 1, _CHECKED).astype(np.int64))
         self._compare(spread, counts)
         ids = ScatteredArray(self._file, self._dtype, self._starts + self._headers, ends)
-        if not column.has_header:
+        if column.vocab_size is not None:
             for block in spread_blocks(ids):
-                check_not_halves(block, self._name)
+                check_not_halves(block, self._name, column.vocab_size, is_chosen=True)
         bounds = checked_bounds(ends, len(ids), self._name)
         return FilePart(ids, bounds, check=partial(self._compare, np.arange(total), counts))
 

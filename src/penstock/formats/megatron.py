@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import MissingStoreError, StoreError
-from penstock.formats.mapped import MappedArray, first_bytes, size_of
+from penstock.formats.mapped import MappedArray, first_bytes, is_listed, size_of
 from penstock.formats.member import Array
 from penstock.formats.sample import check_dtype
 from penstock.formats.token_files import FilePart, checked_bounds
@@ -53,7 +53,7 @@ def megatron_files(path: Path) -> tuple[Path, Path]:
 def is_megatron(path: Path) -> bool:
     """Return whether there is an index, beside the file or itself, with Megatron's magic string."""
     index = megatron_files(path)[1]
-    return index.is_file() and first_bytes(index, 9).startswith((_MAGIC, _OLD_MAGIC))
+    return is_listed(index) and first_bytes(index, 9).startswith((_MAGIC, _OLD_MAGIC))
 
 
 def open_megatron(path: Path) -> FilePart:

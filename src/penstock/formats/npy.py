@@ -19,7 +19,12 @@ def is_npy(path: Path) -> bool:
 
 
 def open_npy(path: Path) -> FilePart:
-    """Return the ids of a file; its header is parsed, and never executed or unpickled."""
+    """Return the ids of a file."""
+    return FilePart(map_npy(path))
+
+
+def map_npy(path: Path) -> MappedArray:
+    """Return the array of a file; its header is parsed, and never executed or unpickled."""
     size_of(path)
     try:
         with naming(path), path.open("rb") as stream, warnings.catch_warnings():
@@ -37,7 +42,10 @@ def open_npy(path: Path) -> FilePart:
     # NumPy parses the header as a Python literal: a damaged one fails in many ways, of which
     # TokenError was found by the tests.
     except (ValueError, TypeError, SyntaxError, TokenError, EOFError, RecursionError) as error:
-        raise StoreError(f"{path} has a damaged header: {str(error)[:200]}.") from error
+        raise StoreError(
+            f"{path} cannot be read as an array: {str(error)[:200]}. dolma and OLMo write arrays "
+            'without a header: open_tokens(path, format="olmo", vocab_size=…).'
+        ) from error
     check_dtype(dtype, path)
     if len(shape) != 1:
         raise StoreError(
@@ -49,4 +57,4 @@ def open_npy(path: Path) -> FilePart:
         raise StoreError(
             f"{path} has {len(ids.array()):,} ids, but its header says {shape[0]:,}. It is damaged."
         )
-    return FilePart(ids)
+    return ids

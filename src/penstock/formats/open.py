@@ -1,26 +1,25 @@
 """`open_tokens`: recognise token files by their contents, and open them."""
 
-import glob
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.errors import StoreError
+from penstock.errors import MissingStoreError, StoreError
 from penstock.formats.datatrove import is_datatrove, open_datatrove
 from penstock.formats.index_file import read_index
 from penstock.formats.litdata import is_litdata, open_litdata
 from penstock.formats.llmc import is_llmc, open_llmc
 from penstock.formats.mapped import first_bytes, size_of
 from penstock.formats.mds import is_mds, open_mds
-from penstock.formats.megatron import is_megatron, megatron_files, open_megatron
+from penstock.formats.megatron import is_megatron, open_megatron
 from penstock.formats.memory import HasArray, in_memory
 from penstock.formats.names import TokenFormat
 from penstock.formats.npy import is_npy, open_npy
 from penstock.formats.raw import open_olmo, open_raw
-from penstock.formats.sets import files_in, is_pattern, matching, token_files_in
+from penstock.formats.sets import is_pattern, matching, token_files_in
 from penstock.formats.tables import (
     is_table,
     open_dataset,
@@ -58,7 +57,6 @@ _WITH_COLUMNS: dict[str, Callable[[Path, Settings], list[FilePart]]] = {
 }
 _RAW = ("nanogpt", "olmo")
 _FORMATS = (*_ONE_FILE, *_RAW, *_WITH_COLUMNS)
-_SUFFIXES = (".bin", ".idx", ".ds", ".npy")
 
 
 def open_tokens(
@@ -173,10 +171,23 @@ def _open_set(place: Path, format: str | None, given: Settings) -> tuple[str, li
         )
     if given.column is not None and names[0] not in ("mds", "arrow", "parquet"):
         raise StoreError(f"column={given.column!r}: {place} ({names[0]}) has no columns.")
+    if names[0] == "olmo":
+        _refuse_lost_documents(files, [parts[0] for _, parts in opened])
     parts = [part for _, parts in opened for part in parts]
     if not parts:
         raise StoreError(f"{place} ({names[0]}) lists no files of tokens.")
     return names[0], parts
+
+
+def _refuse_lost_documents(files: Sequence[Path], parts: Sequence[FilePart]) -> None:
+    """Raise if some files of a set have a table of documents, and others do not."""
+    lacking = [file for file, part in zip(files, parts, strict=True) if part.bounds is None]
+    if 0 < len(lacking) < len(files):
+        raise MissingStoreError(
+            f"{lacking[0].with_suffix('.csv.gz')} does not exist, but {len(files) - len(lacking):,}"
+            f" of {len(files):,} files have such a table, and the documents of all would be lost. "
+            "Restore it. To read the ids without documents, open each file and pass a list of them."
+        )
 
 
 def _contents(path: Path) -> list[str]:
@@ -219,11 +230,7 @@ def _open_file(path: Path, format: str | None, given: Settings) -> tuple[str, li
             "would become tokens, or its index would be ignored. Leave format= out, or pass "
             f'format="{found[0]}".'
         )
-    if (kind := _set_of(path)) is not None:
-        raise StoreError(
-            f"{path} is one file of a set of the format {kind!r}. Read as {format!r}, its header "
-            f"would become tokens. Pass its directory, {path.parent}, without format=."
-        )
+    refuse_member(path)
     if given.vocab_size is None:
         raise StoreError(
             f"{path} has no header, so a wrong dtype would not be noticed. Pass vocab_size= or "
@@ -231,17 +238,19 @@ def _open_file(path: Path, format: str | None, given: Settings) -> tuple[str, li
         )
     if name == "olmo":
         return name, [open_olmo(path, given.dtype, given.vocab_size)]
-    return name, [open_raw(path, given.dtype or "uint16", given.vocab_size)]
+    return name, [open_raw(path, given.dtype, "uint16", given.vocab_size)]
 
 
-def _set_of(path: Path) -> str | None:
-    """Return the format of the set that lists a file in the index beside it; None if none does."""
+def refuse_member(path: Path) -> None:
+    """Raise StoreError if the index beside a file lists it: its header would become tokens."""
     index = path.parent / "index.json"
     for name in ("mds", "litdata"):
         # Other files may be in the same directory.
         if _DIRECTORIES[name](path.parent) and f'"{path.name}"' in json.dumps(read_index(index)):
-            return name
-    return None
+            raise StoreError(
+                f"{path} is one file of a set of the format {name!r}, and its header would become "
+                f"tokens. Pass its directory, {path.parent}, without a format or dtype."
+            )
 
 
 def _undecided(path: Path, found: list[str]) -> str:
@@ -260,38 +269,3 @@ def _undecided(path: Path, found: list[str]) -> str:
         'or format="olmo" for an array of dolma; on the command line, --format and --vocab-size; '
         "in a recipe, the same settings in the table data.tokens."
     )
-
-
-def is_token_file(path: Path) -> bool:
-    """Return whether a path is of token files: by their contents, or by a usual suffix.
-
-    A suffix alone opens nothing: `open_tokens` then says which argument is missing. Any other file
-    is left to the reader of stores, whose message says how to build one.
-    """
-    if path.is_dir():
-        return _is_token_directory(path)
-    if is_pattern(path):
-        found = next(glob.iglob(str(path), recursive=True), None)  # noqa: PTH207
-        return found is not None and Path(found).is_file() and is_token_file(Path(found))
-    if all(each.exists() for each in megatron_files(path)):
-        return True
-    return path.is_file() and (path.suffix in _SUFFIXES or bool(recognised(path)))
-
-
-def holds_files(path: Path) -> bool:
-    """Return whether a path is a file, a pattern, or a directory with files that is no store."""
-    if path.is_dir():
-        return not (path / "penstock.json").exists() and bool(files_in(path))
-    return path.is_file() or is_pattern(path)
-
-
-def _is_token_directory(path: Path) -> bool:
-    if not holds_files(path):
-        return False
-    if recognised(path) or (path / "dataset_dict.json").is_file():
-        return True
-    files = files_in(path)
-    # The first file stands for all: a directory of text may have millions of files. A store that is
-    # not finished has arrays, too.
-    is_store = any(each.name.endswith(".tokens.npy") for each in files)
-    return bool(files) and not is_store and bool(recognised(files[0]))

@@ -18,7 +18,7 @@ from typing import IO
 import numpy as np
 
 from penstock.errors import StoreError
-from penstock.formats.mapped import MappedArray, first_bytes
+from penstock.formats.mapped import MappedArray, first_bytes, is_listed, size_of
 from penstock.formats.member import Ids
 from penstock.formats.sample import check_not_halves, spread_blocks
 from penstock.formats.token_files import FilePart, checked_bounds
@@ -38,8 +38,9 @@ _OTHERS = {
 _LONGEST_ROW = 1 << 20
 
 
-def open_raw(path: Path, dtype: str, vocab_size: int) -> FilePart:
-    """Return the ids of a file without a header."""
+def open_raw(path: Path, dtype: str | None, usual: str, vocab_size: int) -> FilePart:
+    """Return the ids of a file without a header, of the dtype that was given or the usual one."""
+    chosen, dtype = dtype, dtype or usual
     if dtype not in RAW_DTYPES:
         raise StoreError(f"dtype={dtype!r} is not one of {', '.join(RAW_DTYPES)}.")
     kind = np.dtype(dtype).newbyteorder("<")
@@ -49,12 +50,20 @@ def open_raw(path: Path, dtype: str, vocab_size: int) -> FilePart:
             'as that. Pass dtype="uint32", or the vocabulary size of the tokenizer.'
         )
     ids = MappedArray(path, kind)
-    check_raw(ids.array(), path)
+    check_raw(ids.array(), path, vocab_size, is_chosen=chosen is not None)
     return FilePart(ids)
 
 
-def check_raw(ids: Ids, path: Path) -> None:
+def check_raw(
+    ids: Ids, path: Path, vocab_size: int | None = None, *, is_chosen: bool = False
+) -> None:
     """Check the contents of a file that is said to hold ids without a header.
+
+    Args:
+        ids: The ids, in the dtype in which they are read.
+        path: The file.
+        vocab_size: The number of ids of the vocabulary, if it is known.
+        is_chosen: Whether the caller named the dtype, and did not leave it out.
 
     Raises:
         StoreError: it is text, or compressed, or has ids of a wider dtype.
@@ -69,7 +78,7 @@ def check_raw(ids: Ids, path: Path) -> None:
             f"{path} is text, and not a file of ids. Make a store of it with penstock build."
         )
     for block in spread_blocks(ids):
-        check_not_halves(block, path)
+        check_not_halves(block, path, vocab_size, is_chosen=is_chosen)
 
 
 def _is_text(head: bytes) -> bool:
@@ -85,10 +94,11 @@ def _is_text(head: bytes) -> bool:
 def open_olmo(path: Path, dtype: str | None, vocab_size: int) -> FilePart:
     """Return the ids of an array of dolma, with its documents if the table is beside it."""
     # dolma's writers use the narrowest of these two that holds the vocabulary.
-    part = open_raw(path, dtype or ("uint16" if vocab_size <= 1 << 16 else "uint32"), vocab_size)
+    part = open_raw(path, dtype, "uint16" if vocab_size <= 1 << 16 else "uint32", vocab_size)
     table = path.with_suffix(".csv.gz")
-    if not table.exists():
+    if not is_listed(table):
         return part
+    size_of(table)  # raises for a link whose file is missing
     num_tokens = len(part.ids.array())
     return part._replace(bounds=checked_bounds(_ends(table, num_tokens), num_tokens, table))
 

@@ -49,6 +49,12 @@ def all_blocks(array: Ids) -> Iterator[Array]:
         yield array[start : start + _AT_ONCE]
 
 
+def check_sampled(ids: Ids, path: object, vocab_size: int | None = None) -> None:
+    """Check the ids of the blocks of `spread_blocks`, as `check_ids` does."""
+    for block in spread_blocks(ids):
+        check_ids(block, path, vocab_size)
+
+
 def check_ids(block: Array, path: object, vocab_size: int | None) -> None:
     """Raise StoreError if an id is negative, or not below the vocabulary size."""
     if not len(block):
@@ -80,8 +86,14 @@ def _fits_halves(block: Array, vocab_size: int) -> bool:
     return bool(np.ascontiguousarray(block).view(half).max() < vocab_size)
 
 
-def check_not_halves(block: Array, path: object) -> None:
-    """Raise StoreError if the ids look like the two halves of wider ids."""
+def check_not_halves(
+    block: Array, path: object, vocab_size: int | None = None, *, is_chosen: bool = False
+) -> None:
+    """Raise StoreError if the ids look like the two halves of wider ids.
+
+    A text may have a small id in every second place. Then the wider ids are beyond the vocabulary,
+    and the ids are accepted if the caller named their dtype (`is_chosen`).
+    """
     num_pairs, size = len(block) // 2, block.dtype.itemsize
     if num_pairs < _LEAST_ZEROS or size > 4:
         return
@@ -94,9 +106,25 @@ def check_not_halves(block: Array, path: object) -> None:
         # Of an int64 that is read as four uint16, the third is zero too.
         is_int64 = size == 4 or (size == 2 and not block[2::4].any())
         wider = "int64" if is_int64 else f"uint{size * 16}"
+        whole = block[: len(block) // 4 * 4].view(np.dtype(wider).newbyteorder("<"))
+        advice = f'Pass dtype="{wider}".'
+        if vocab_size is None:
+            advice += (
+                f" If the ids are {block.dtype}, a vocabulary decides: open_tokens(path, format="
+                f'"nanogpt", dtype="{block.dtype}", vocab_size=…), or the table data.tokens of a '
+                "recipe."
+            )
+        elif int(whole.max()) >= vocab_size:
+            if is_chosen:
+                return
+            advice = (
+                f"But an id would then be {int(whole.max()):,}, and the vocabulary has "
+                f'{vocab_size:,} ids. If the ids are {block.dtype}, pass dtype="{block.dtype}". If '
+                f'they are {wider}, pass dtype="{wider}" and a larger vocabulary.'
+            )
         raise StoreError(
             f"{path} has a number of at most {_NEAR_ZERO} in every second place, as {wider} ids "
-            f'have when they are read as {block.dtype}. Pass dtype="{wider}".'
+            f"have when they are read as {block.dtype}. {advice}"
         )
 
 

@@ -10,12 +10,13 @@ pattern is taken as it is.
 
 import glob
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from string import digits
 
 from penstock.errors import MissingStoreError, StoreError
 from penstock.formats.index_file import read_index, value
+from penstock.formats.megatron import megatron_files
 
 # A file that belongs to another one, by the ending that is replaced by that of the other one.
 _COMPANIONS = {
@@ -29,8 +30,16 @@ _SHOWN = 5
 
 
 def is_pattern(path: Path) -> bool:
-    """Return whether a path is a pattern and not the name of a file."""
-    return glob.has_magic(str(path)) and not path.exists()
+    """Return whether a path is a pattern, and not the name of a file or of Megatron's files."""
+    is_name = path.exists() or all(each.exists() for each in megatron_files(path))
+    return glob.has_magic(str(path)) and not is_name
+
+
+def found_by(pattern: Path) -> Iterator[Path]:
+    """Yield the paths that a pattern matches; names of directories that exist are no patterns."""
+    root = next((each for each in pattern.parents if each.exists()), Path())
+    whole = Path(glob.escape(str(root))) / pattern.relative_to(root)
+    return map(Path, glob.iglob(str(whole), recursive=True))  # noqa: PTH207
 
 
 def natural_key(path: Path) -> list[tuple[int, int, str]]:
@@ -50,8 +59,7 @@ def matching(pattern: Path) -> list[Path]:
         MissingStoreError: it matches no file.
         StoreError: it matches a directory.
     """
-    found = [Path(each) for each in glob.glob(str(pattern), recursive=True)]  # noqa: PTH207
-    files = _without_companions(found)
+    files = _without_companions([*found_by(pattern)])
     if not files:
         raise MissingStoreError(f"{pattern} matches no file (working directory: {Path.cwd()}).")
     if directories := [each for each in files if each.is_dir()]:
@@ -79,7 +87,8 @@ def _owners(path: Path) -> set[Path]:
 def files_in(directory: Path) -> list[Path]:
     """Return the files of a directory without hidden ones, in natural order."""
     found = [each for each in directory.iterdir() if not each.name.startswith(".")]
-    files = _without_companions([each for each in found if each.is_file()])
+    # A link whose file is missing is kept, so that its reader refuses it.
+    files = _without_companions([each for each in found if not each.is_dir()])
     return sorted(files, key=natural_key)
 
 

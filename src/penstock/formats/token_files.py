@@ -11,7 +11,7 @@ from penstock.digest import digest_json
 from penstock.errors import StoreError
 from penstock.formats.mapped import HeldArray, MappedArray
 from penstock.formats.member import Array, Ids, Integers, LocalTokens
-from penstock.formats.sample import check_dtype, check_ids, spread_blocks
+from penstock.formats.sample import check_dtype, check_sampled, spread_blocks
 from penstock.formats.scattered import ScatteredArray
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ class TokenFiles(LocalTokens):
         for number, part in enumerate(self._parts):  # one at a time: each keeps a file open
             array = part.ids.array()
             check_dtype(array.dtype, self.part_name(number))
-            for block in spread_blocks(array):
-                check_ids(block, self.part_name(number), vocab_size)
+            check_sampled(array, self.part_name(number), vocab_size)
             dtypes.add(array.dtype)
             sizes.append(len(array))
         self.dtype: np.dtype[Any] = np.result_type(*dtypes)

@@ -17,7 +17,7 @@ read a second time, in 15 to 26 ns per token (one thread of a busy machine).
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from penstock.loader.read import Assembler
 from penstock.loader.run import AnyPlan, Run
 from penstock.loader.state import of_samples, of_tokens, source_keys
 from penstock.order.budget import Budget
-from penstock.rows.protocol import Integers
+from penstock.rows.protocol import Array, Integers
 from penstock.store.files import read_file, write_file
 from penstock.store.folders import open_regular
 
@@ -48,10 +48,16 @@ class LoggedStep(NamedTuple):
 
 
 class RowReader:
-    """Reads the rows at any positions of a plan, as a loader would, with their fingerprints."""
+    """Reads the rows at any positions of a plan, as a loader would, with their fingerprints.
 
-    def __init__(self, plan: AnyPlan) -> None:
+    Args:
+        plan: The order of the rows.
+        check: Called with the tokens of rows that were read, and may raise.
+    """
+
+    def __init__(self, plan: AnyPlan, check: Callable[[Array], None] | None = None) -> None:
         self.plan = plan
+        self._check = check
         sizes = {} if isinstance(plan, Budget) else {0: 1}
         run = Run(plan, sizes, 0, 1, epochs=None, num_steps=None, drop_last=True)
         self.assembler = Assembler(run)
@@ -68,6 +74,8 @@ class RowReader:
             some = slice(first, first + _READ_ROWS)
             located = self.locate(positions[some])
             tokens, targets, _ = self.assembler.read(located)
+            if self._check is not None:
+                self._check(tokens)
             found[0, some] = of_samples(self._keys[located[0]], *located[1:]).view(np.int64)
             found[1, some] = of_tokens(tokens, targets, positions[some]).view(np.int64)
         return found[0], found[1]

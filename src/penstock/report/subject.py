@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PlanError
 from penstock.formats.member import Member
-from penstock.formats.open import is_token_file, open_tokens
+from penstock.formats.places import token_files_at
 from penstock.formats.token_files import TokenFiles
 from penstock.remote.address import StoreUrl, store_path
 from penstock.store.reader import TokenStore
@@ -95,8 +95,7 @@ def open_subject(
         from penstock.inspect.runs import open_run
 
         return _of_run(open_run(str(source), dict(changes or {}), log), str(source), tokenizer)
-    if not isinstance(path, StoreUrl) and is_token_file(path):
-        files = open_tokens(path, tokenizer=tokenizer)
+    if (files := token_files_at(source, tokenizer=tokenizer)) is not None:
         return Subject(str(source), {str(path): files}, None, tokenizer)
     sides = stores_at(path)
     stores = open_stores([*sides.values()])

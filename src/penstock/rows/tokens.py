@@ -11,7 +11,6 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -19,10 +18,10 @@ import numpy as np
 from penstock.digest import digest_json
 from penstock.errors import StoreError, UnknownLengthError
 from penstock.formats.member import Ids, Member
-from penstock.formats.open import is_token_file, open_tokens
+from penstock.formats.places import token_files_at
 from penstock.formats.sets import is_pattern
 from penstock.formats.token_files import TokenFiles
-from penstock.paths import is_remote
+from penstock.paths import expand_user, is_remote
 from penstock.ranges import Indices, group_rows, ranges
 from penstock.rows.array_file import ArrayFile as ArrayFile
 from penstock.rows.blocks import BlockChecks, load_ahead
@@ -270,10 +269,11 @@ def _open(source: StreamLike | ArrayFile) -> Member:
         )
     if is_remote(source):
         return TokenStore(source)
-    path = Path(source)
+    path = expand_user(source)
     if path.suffix == ".npy" and not path.is_dir() and not is_pattern(path):
         return ArrayFile(path)  # its digest is in the states of earlier versions
-    return open_tokens(path) if is_token_file(path) else TokenStore(path)
+    files = token_files_at(path)
+    return TokenStore(path) if files is None else files
 
 
 def _refuse_mixed(members: Sequence[Member]) -> None:

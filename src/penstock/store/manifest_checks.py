@@ -132,7 +132,8 @@ def absent_store(directory: Path) -> StoreError:
     if sides:
         open_one = f"Open {directory / sides[0]} instead."
         return StoreError(f"{directory} was built with a split. {open_one}")
+    files = " Token ids without a header are opened with open_tokens(path, format=…)."
     return MissingStoreError(
         f"{directory} has no {FILE_NAME}, so it is not a store. Name a directory that penstock "
-        "build wrote."
+        f"build wrote.{files if directory.is_file() else ''}"
     )

@@ -23,7 +23,7 @@ from penstock.errors import (
     StoreError,
     TokenizerError,
 )
-from penstock.formats.open import is_token_file
+from penstock.formats.places import TOKEN_SUFFIXES, is_token_file
 from penstock.paths import expand_user, is_remote, nearby_names, redacted
 from penstock.recipe import (
     DEFAULT_TOKENIZER,
@@ -37,7 +37,7 @@ from penstock.remote.address import store_path
 from penstock.store.files import write_file
 from penstock.train.bundled import bundled_recipes
 from penstock.train.config import TrainingConfig, TrainingJob
-from penstock.train.data import TOKEN_FILES, open_data, store_sides
+from penstock.train.data import open_data, store_sides
 from penstock.train.record import recipe_tables
 from penstock.train.vocabulary import vocab_size_of
 
@@ -235,7 +235,7 @@ def _guess_recipe(source: str, device: str | None, *, is_tokens: bool) -> Tables
         return {**settings, "output": f"runs/{url.name}"}
     path = expand_user(source)
     is_pattern = glob.has_magic(source) and not path.exists()
-    is_pattern = is_pattern and (path.suffix not in TOKEN_FILES or is_token_file(path))
+    is_pattern = is_pattern and (path.suffix not in TOKEN_SUFFIXES or is_token_file(path))
     # The prefix of Megatron's two files is not the name of a file.
     if not is_pattern and not path.exists() and not is_token_file(path):
         recipe = get_close_matches(source, bundled_recipes(), 1, 0.75)

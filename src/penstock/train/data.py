@@ -14,7 +14,8 @@ from typing import Any
 from penstock.cli.progress import build_lines
 from penstock.errors import PlanError, SourceError, StoreBusyError, StoreError
 from penstock.formats.names import TokenOptions
-from penstock.formats.open import holds_files, is_token_file, open_tokens, recognised
+from penstock.formats.open import open_tokens, recognised
+from penstock.formats.places import TOKEN_SUFFIXES, holds_files, is_token_file
 from penstock.formats.tables import holds_text
 from penstock.formats.token_files import TokenFiles
 from penstock.ledger import AddedStore, LedgerLine, amended
@@ -37,7 +38,6 @@ from penstock.streaming.plan import StreamedPlan
 _POLL_SECONDS = 0.2
 _LEAST_TOKENS = 2  # of a row: an input and its target
 _OTHER_TEXT = "That store belongs to this output. For other text or settings, use another one (-o)."
-TOKEN_FILES = (".npy", ".bin", ".idx", ".ds")
 
 
 def open_data(
@@ -91,7 +91,7 @@ def store_sides(path: StorePath) -> tuple[StorePath, StorePath | None] | None:
 
     A store that is not split has no validation side (None). Without a store, the result is None.
     """
-    if Path(path.name).suffix in TOKEN_FILES or has_file(path, FILE_NAME):
+    if Path(path.name).suffix in TOKEN_SUFFIXES or has_file(path, FILE_NAME):
         return path, None
     # Token files of another tool. A table that has both text and ids is built into a store, as it
     # was before ids were read.

@@ -14,7 +14,6 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +83,9 @@ class FinalLoss:
         """
         assert self._loader is not None  # `is_due` was true
         self._loader.seek(0)
-        batches = (loaders.microbatches(batch, self._rows) for batch in self._loader)
-        found = learner.evaluate(chain.from_iterable(batches), self._stop)
+        vocab_size = self._job.model.vocab_size
+        batches = loaders.evaluation_microbatches(self._loader, self._rows, vocab_size)
+        found = learner.evaluate(batches, self._stop)
         if found is None:
             return False
         if self._world.is_main:

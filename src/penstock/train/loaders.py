@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from penstock.errors import PlanError
@@ -19,9 +20,12 @@ from penstock.loader.fingerprints import RowReader
 from penstock.loader.loader import Loader
 from penstock.order.plan import Plan
 from penstock.order.steps import PADDING
+from penstock.rows.protocol import Array
 from penstock.rows.windows import Windows
+from penstock.store.reader import TokenStore
 from penstock.train.config import TrainingConfig, TrainingJob
 from penstock.train.distributed import World
+from penstock.train.vocabulary import check_tokens, stores_of
 
 _FIELDS = ("inputs", "targets", "position_ids", "document_ids")
 
@@ -35,6 +39,16 @@ def step_rows(config: TrainingConfig, rows: int, world: World) -> int:
             f"processes. Use a multiple of {rows * world.size}."
         )
     return total
+
+
+def row_reader(job: TrainingJob) -> RowReader:
+    """A reader of the rows of any step, which checks that the model has all their token ids."""
+
+    def check(tokens: Array) -> None:
+        if tokens.size:
+            check_tokens(int(tokens.min()), int(tokens.max()), job.model.vocab_size)
+
+    return RowReader(job.plan, check)
 
 
 def training_loader(job: TrainingJob, world: World, total: int) -> Loader[Any]:
@@ -101,6 +115,23 @@ def step_fingerprints(loader: Loader[Any], reader: RowReader) -> list[int]:
     _, tokens = reader.sums(positions[positions != PADDING])
     found = np.array([loader.fingerprint or 0, tokens], np.uint64).view(np.int64)
     return [int(each) for each in found]
+
+
+def evaluation_microbatches(
+    loader: Loader[Any], rows: int, vocab_size: int
+) -> Iterator[list[Tensor | None]]:
+    """The micro-batches of all batches, after a check of the token ids of token files."""
+    # The ids of stores are compared with checksums instead: reading a number from the GPU waits
+    # for all work that is queued there.
+    members = [each for found in loader.plan.sources.values() for each in stores_of(found)]
+    is_checked = not members or not all(isinstance(each, TokenStore) for each in members)
+    for batch in loader:
+        if is_checked:
+            inputs, targets = batch["inputs"], batch["targets"]
+            ids = torch.cat([inputs.flatten(), targets[targets != -100]])
+            lowest, highest = torch.stack(ids.aminmax()).tolist()
+            check_tokens(lowest, highest, vocab_size)
+        yield from microbatches(batch, rows)
 
 
 def microbatches(batch: dict[str, Tensor], rows: int) -> Iterator[list[Tensor | None]]:

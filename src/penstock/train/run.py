@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from penstock.digest import derive_key
 from penstock.errors import TrainError
-from penstock.loader.fingerprints import FingerprintLog, LoggedStep, RowReader
+from penstock.loader.fingerprints import FingerprintLog, LoggedStep
 from penstock.train import loaders, vocabulary
 from penstock.train.checkpoint import Checkpoints, locked_output
 from penstock.train.config import TrainingJob
@@ -91,7 +90,7 @@ class _Loop:
             self.rows = self.config.batch_size
         self.step_rows = loaders.step_rows(self.config, self.rows, world)
         self.loader = loaders.training_loader(job, world, self.step_rows)
-        self.reader = RowReader(job.plan)
+        self.reader = loaders.row_reader(job)
         self.val_loader = loaders.validation_loader(job, world, self.rows)
         self.final = FinalLoss(job, world, self.rows, stop, self.log)
         self.checkpoints = Checkpoints(job.output / "checkpoints", keep_last=self.config.keep_last)
@@ -298,9 +297,7 @@ class _Loop:
             self.progress = replace(self.progress, validated=step)
             return
         self.val_loader.seek(0)
-        batches = chain.from_iterable(
-            loaders.microbatches(batch, rows) for batch in self.val_loader
-        )
+        batches = loaders.evaluation_microbatches(self.val_loader, rows, self.job.model.vocab_size)
         # Several processes must stop at the same batch, so these validate to the end.
         found = self.learner.evaluate(batches, self.stop if self.world.size == 1 else None)
         if found is None:

@@ -1,7 +1,8 @@
 """The vocabulary of a run: its size, and whether all token ids of the data are in it."""
 
-from penstock.errors import PlanError
+from penstock.errors import PlanError, TrainError
 from penstock.formats.member import Member
+from penstock.formats.sample import check_ids, spread_blocks
 from penstock.formats.token_files import TokenFiles
 from penstock.loader.run import AnyPlan
 from penstock.rows.protocol import Rows
@@ -9,7 +10,7 @@ from penstock.store.reader import TokenStore
 from penstock.train.config import TrainingJob
 
 _GPT2_VOCAB = 50_257
-# The ids of a bare token file (without a manifest) that are checked, which takes 0.1 seconds.
+# The first ids of token files that are checked before the first step, which takes 0.1 seconds.
 _CHECKED_IDS = 1 << 24
 
 
@@ -27,23 +28,43 @@ def vocab_size_of(plan: AnyPlan) -> int:
 
 
 def _vocab_size(member: Member) -> int:
-    """The vocabulary size that is recorded or given; else one more than the largest id."""
-    if isinstance(member, TokenStore | TokenFiles) and member.vocab_size is not None:
+    """The vocabulary size that a store records; of token files, one more than the largest id.
+
+    Token files are checked in samples: the first ids, and 17 blocks of each file.
+    """
+    if isinstance(member, TokenStore):
         return member.vocab_size
-    # An unsigned dtype cannot be negative, but a .npy file may be of int32 or int64.
-    ids = member.part_ids(0)[:_CHECKED_IDS]
-    if ids.min(initial=0) < 0:
-        raise PlanError(
-            f"{member.path} has the negative token id {ids.min()}, which no model can embed."
+    num_parts = len(member.part_tokens)
+    given = member.vocab_size if isinstance(member, TokenFiles) else None
+    size = given or 1
+    for ids in map(member.part_ids, range(num_parts)):
+        for block in (ids[: _CHECKED_IDS // num_parts], *spread_blocks(ids)):
+            check_ids(block, member.path, None)
+            size = max(size, int(block.max(initial=0)) + 1)
+    return size
+
+
+def check_tokens(lowest: int, highest: int, vocab_size: int) -> None:
+    """Raise TrainError for rows with a token id that the model does not have.
+
+    `check_vocabulary` reads samples of token files. Without this, an id between them would end the
+    run with an IndexError, or crash the CUDA context.
+    """
+    wrong = lowest if lowest < 0 else highest
+    if not 0 <= wrong < vocab_size:
+        raise TrainError(
+            f"The next rows have the token id {wrong:,}, but the vocabulary of the model has "
+            f"{vocab_size:,} ids. The token files are damaged, or of a tokenizer with more ids. "
+            f"Find the file with penstock verify --vocab-size {vocab_size}, or set "
+            "model.vocab_size."
         )
-    return int(ids.max(initial=0)) + 1
 
 
 def check_vocabulary(job: TrainingJob) -> None:
     """Refuse token ids that the model does not have, or that mean other text in validation.
 
-    A store records its tokenizer. A bare token file does not, so its first ids are read: an id
-    past the vocabulary would end a run with an IndexError, or crash the CUDA context.
+    A store records its tokenizer. Token files do not, so samples of them are read. `check_tokens`
+    checks all ids of each step.
 
     Raises:
         PlanError: names the file or the store.
