@@ -33,8 +33,8 @@ MOST_STEPS = 128
 # Bytes of ids in a block, at most. Few large blocks cost less than many small ones, because each
 # hands the GIL back and forth between threads; but three or four blocks are in use at a time, and
 # those that do not fit the cache are evicted before their batches are made. With an L3 of 32 MiB, a
-# batch took 12.4 µs with 4 MiB, 13.6 with 6, 14.1 with 8 on two quiet cores, and 20.1, 21.0, 21.9 on
-# busy ones. On one slow machine, 8 MiB were faster: 79 µs, and 99 with 4.
+# batch took 12.4 µs with 4 MiB, 13.6 with 6 and 14.1 with 8 on two quiet cores, and 20.1, 21.0 and
+# 21.9 on busy ones. On one slow machine, 8 MiB were faster: 79 µs, and 99 with 4.
 _BLOCK_BYTES = 4 << 20
 # Blocks whose positions are located at once: the arithmetic is vectorised, and cheap only in bulk.
 _LOT_BLOCKS = 8
