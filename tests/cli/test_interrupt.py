@@ -143,5 +143,7 @@ def test_ctrl_c_at_any_time_leaves_no_traceback(corpus, tmp_path, seconds):
     running.send_signal(signal.SIGINT)
     errors = running.communicate(timeout=TIMEOUT_SECONDS)[1]
 
-    assert running.returncode in (0, 130)
+    # Python removes all handlers when it ends, so a signal after the build can kill it.
+    is_built = (tmp_path / "store" / "penstock.json").exists()
+    assert running.returncode in ((0, 130, -signal.SIGINT) if is_built else (130,))
     assert "Traceback" not in errors
