@@ -1,7 +1,6 @@
 """The order of examples: shares, epochs, ranks, workers, resuming and changes of weights."""
 
 import json
-import multiprocessing
 import os
 from collections import Counter
 from fractions import Fraction
@@ -234,11 +233,11 @@ def in_group(rank, world_size, path, results):
     torch.distributed.destroy_process_group()
 
 
-def test_rank_and_world_size_come_from_torch_distributed(tmp_path):
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
+def test_rank_and_world_size_come_from_torch_distributed(tmp_path, imported_once):
+    # Not forked from this process: threads of earlier tests may hold locks.
+    results = imported_once.Queue()
     processes = [
-        context.Process(target=in_group, args=(rank, 2, tmp_path / "group", results))
+        imported_once.Process(target=in_group, args=(rank, 2, tmp_path / "group", results))
         for rank in range(2)
     ]
     for process in processes:
