@@ -67,11 +67,26 @@ def chats(invoke, tmp_path):
 def test_the_mask_shows_what_is_trained_on_in_a_conversation(invoke, chats):
     lines = invoke("decode", "chats", "-d", 0, "--mask").stdout.splitlines()
 
-    assert lines[2] == "+ trained on, - only read"
-    assert "  - What is 1 + 1?<|im_end|>" in lines
-    assert "  + It is 2," in lines
-    assert "  + of course.<|im_end|>" in lines
-    assert all(line[:4] in ("  + ", "  - ") for line in lines[3:])
+    assert lines[2:] == [
+        "+ trained on, - only read, ↵ newline",
+        "  - <|im_start|>user↵",
+        "  - What is 1 + 1?<|im_end|>↵",
+        "  - <|im_start|>assistant↵",
+        "  + It is 2,↵",
+        "  + of course.<|im_end|>",
+        "  - ↵",
+    ]
+
+
+def test_the_mask_wraps_lines_in_a_terminal_only(invoke, monkeypatch):
+    text = "\tlong words " * 30
+    ps.build(ps.Texts([text]), "long", tokenizer="bytes")
+    lines = invoke("decode", "long", "-d", 0, "--mask").stdout.splitlines()
+
+    assert lines[3:] == [f"  + {text}"]
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert len(invoke("decode", "long", "-d", 0, "--mask").stdout.splitlines()) > 5
 
 
 def test_the_pieces_of_the_mask_are_the_whole_document(run_json, chats):

@@ -60,8 +60,8 @@ def decode_command(
     A store records its inputs below their common directory. --inputs DIR names that directory on
     this machine: paths are then shown in full.
 
-    With --mask, lines that begin with + are trained on, and lines that begin with - are only read,
-    such as the questions in conversations. End tokens are shown too.
+    With --mask, text after + is trained on, and text after - is only read, such as the questions in
+    conversations. A newline of the text is shown as ↵. End tokens are shown too.
 
     Documents of token files of other tools are shown too, with --tokenizer.
 
