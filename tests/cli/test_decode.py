@@ -5,7 +5,10 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
@@ -25,6 +28,19 @@ def test_a_document_is_shown_with_its_origin(invoke, store, corpus):
     assert shown == (
         f"document 1 of 4, 22 tokens\nfrom {corpus.name}, offset 21\nthat is the question.\n"
     )
+
+
+@pytest.mark.parametrize(("name", "unit"), [("chats.json", "item 1"), ("rows.parquet", "row 1")])
+def test_a_number_that_is_not_an_offset_is_named(invoke, name, unit):
+    pairs = [[{"role": role, "content": "hi"} for role in ("user", "assistant")]] * 2
+    Path("chats.json").write_text(json.dumps([{"messages": each} for each in pairs]))
+    pq.write_table(pa.table({"text": ["one", "two"]}), "rows.parquet")
+    tokenizer = ps.load_tokenizer("gpt2", add_tokens=["<|im_start|>", "<|im_end|>"])
+    chat = "chatml" if name == "chats.json" else None
+    store = ps.build(name, "numbered", tokenizer=tokenizer, chat=chat)
+
+    assert f"from {name}, {unit}\n" in invoke("decode", "numbered", "-d", 1).stdout
+    assert f"({name}, {unit})" in str(ps.Plan(ps.Packs(store, 64), shuffle="none").origins(0)[-1])
 
 
 def test_several_documents_are_set_apart(invoke, store):

@@ -190,13 +190,16 @@ def show_document(
         inputs: The directory of the inputs of the store.
         mask: Mark the text that is trained on.
     """
+    from penstock.store.reader import record_unit
+
     origin = store.origin(number)
     tokens = number_of(len(store.document(number)), "token")
     piece = "" if all(store.edges(number)) else ", a piece of a longer document"
     out = console()
     out.print(f"document {number:,} of {len(store):,}, {tokens}{piece}", style="bold")
     file = visible(_located(origin.file, inputs), lines=False)
-    out.print(f"from {file}, offset {origin.offset:,}", style="dim", soft_wrap=True)
+    unit = record_unit(store, origin.file)
+    out.print(f"from {file}, {unit} {origin.offset:,}", style="dim", soft_wrap=True)
     if mask:
         write(LEGEND)
         for text, trained in _pieces(store, number, tokenizer):
