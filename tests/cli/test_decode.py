@@ -5,7 +5,10 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
@@ -25,6 +28,19 @@ def test_a_document_is_shown_with_its_origin(invoke, store, corpus):
     assert shown == (
         f"document 1 of 4, 22 tokens\nfrom {corpus.name}, offset 21\nthat is the question.\n"
     )
+
+
+@pytest.mark.parametrize(("name", "unit"), [("chats.json", "item 1"), ("rows.parquet", "row 1")])
+def test_a_number_that_is_not_an_offset_is_named(invoke, name, unit):
+    pairs = [[{"role": role, "content": "hi"} for role in ("user", "assistant")]] * 2
+    Path("chats.json").write_text(json.dumps([{"messages": each} for each in pairs]))
+    pq.write_table(pa.table({"text": ["one", "two"]}), "rows.parquet")
+    tokenizer = ps.load_tokenizer("gpt2", add_tokens=["<|im_start|>", "<|im_end|>"])
+    chat = "chatml" if name == "chats.json" else None
+    store = ps.build(name, "numbered", tokenizer=tokenizer, chat=chat)
+
+    assert f"from {name}, {unit}\n" in invoke("decode", "numbered", "-d", 1).stdout
+    assert f"({name}, {unit})" in str(ps.Plan(ps.Packs(store, 64), shuffle="none").origins(0)[-1])
 
 
 def test_several_documents_are_set_apart(invoke, store):
@@ -67,11 +83,26 @@ def chats(invoke, tmp_path):
 def test_the_mask_shows_what_is_trained_on_in_a_conversation(invoke, chats):
     lines = invoke("decode", "chats", "-d", 0, "--mask").stdout.splitlines()
 
-    assert lines[2] == "+ trained on, - only read"
-    assert "  - What is 1 + 1?<|im_end|>" in lines
-    assert "  + It is 2," in lines
-    assert "  + of course.<|im_end|>" in lines
-    assert all(line[:4] in ("  + ", "  - ") for line in lines[3:])
+    assert lines[2:] == [
+        "+ trained on, - only read, ↵ newline",
+        "  - <|im_start|>user↵",
+        "  - What is 1 + 1?<|im_end|>↵",
+        "  - <|im_start|>assistant↵",
+        "  + It is 2,↵",
+        "  + of course.<|im_end|>",
+        "  - ↵",
+    ]
+
+
+def test_the_mask_wraps_lines_in_a_terminal_only(invoke, monkeypatch):
+    text = "\tlong words " * 30
+    ps.build(ps.Texts([text]), "long", tokenizer="bytes")
+    lines = invoke("decode", "long", "-d", 0, "--mask").stdout.splitlines()
+
+    assert lines[3:] == [f"  + {text}"]
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert len(invoke("decode", "long", "-d", 0, "--mask").stdout.splitlines()) > 5
 
 
 def test_the_pieces_of_the_mask_are_the_whole_document(run_json, chats):

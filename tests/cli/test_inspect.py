@@ -1,6 +1,7 @@
 """`penstock inspect`, `when`, `seen` and `diff`: what a newcomer sees, types and gets wrong."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -118,7 +119,7 @@ def test_inspect_shows_the_rows_of_a_step_with_documents_mask_and_loss(run):
 
     assert lines[0] == "step 3: positions 8 to 11, 4 rows"
     assert lines[1].startswith("loss 5.")
-    assert lines[2] == "+ trained on, - only read"
+    assert lines[2] == "+ trained on, - only read, ↵ newline"
     assert lines[3].split() == ["step", "loss", "norm", "web", "code"]
     assert [line.split()[0] for line in lines[4:7]] == ["2", ">", "4"]
     assert sum(line.startswith("row ") for line in lines) == 4
@@ -222,7 +223,10 @@ def test_colours_are_only_in_terminals(run, monkeypatch):
 
 def test_every_line_keeps_its_mark_in_a_narrow_terminal(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    lines = run("inspect", "run", "--step", 2, "--full").stdout.splitlines()
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal
+    shown = run("inspect", "run", "--step", 2, "--full").stdout
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
     text = [line for line in lines if line.startswith(("  + ", "  - "))]
 
     assert len(text) > 8

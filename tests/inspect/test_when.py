@@ -150,7 +150,7 @@ def test_a_document_that_is_not_there_is_refused_with_what_is(stores):
         StoreError, match=rf"at record 3 of lines.txt; the nearest begin at 0 and {second:,}\."
     ):
         find_documents(plan, "lines.txt", 3)
-    with pytest.raises(StoreError, match=r"nearest begin at [\d,]+\. A record is the byte offset"):
+    with pytest.raises(StoreError, match=r"nearest begin at [\d,]+\. A record is the number"):
         find_documents(plan, "lines.txt", 10**9)
     with pytest.raises(StoreError, match=r"was built from line.txt\. Did you mean lines\.txt"):
         find_documents(plan, "line.txt", 0)

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from operator import length_hint
 
 import numpy as np
@@ -616,6 +617,20 @@ def test_refuses_rows_that_cannot_share_a_batch(store, windows, tmp_path, gpt2):
         next(iter(Loader(mixed, 16)))
     with pytest.raises(PlanError, match="These rows also have document_ids, position_ids, cu_s"):
         next(iter(Loader(Windows(store, LENGTH, borders=True), 4, format="tuple")))
+
+
+def test_names_the_added_tokens_in_which_tokenizers_differ(tmp_path):
+    texts, added = penstock.Texts(["some text " * 20]), ["<|im_start|>", "<|im_end|>"]
+    plain = penstock.build(texts, tmp_path / "plain", tokenizer="gpt2")
+    chat = penstock.build(texts, tmp_path / "chat", tokenizer="gpt2", add_tokens=added)
+    plan = Plan({"plain": Windows(plain, 8), "chat": Windows(chat, 8)})
+    with pytest.raises(PlanError, match="differ by added tokens") as caught:
+        Loader(plan, 4)
+    advice = re.search(r"add_tokens=(\[.*?\])", str(caught.value))[1]
+    same = penstock.build(texts, tmp_path / "same", tokenizer="gpt2", add_tokens=eval(advice))
+
+    assert '("plain" none, "chat" <|im_start|> <|im_end|>)' in str(caught.value)
+    next(iter(Loader(Plan({"plain": Windows(same, 8), "chat": Windows(chat, 8)}), 4)))
 
 
 def test_refuses_rows_that_cannot_be_read():

@@ -60,8 +60,8 @@ def decode_command(
     A store records its inputs below their common directory. --inputs DIR names that directory on
     this machine: paths are then shown in full.
 
-    With --mask, lines that begin with + are trained on, and lines that begin with - are only read,
-    such as the questions in conversations. End tokens are shown too.
+    With --mask, text after + is trained on, and text after - is only read, such as the questions in
+    conversations. A newline of the text is shown as ↵. End tokens are shown too.
 
     Documents of token files of other tools are shown too, with --tokenizer.
 
@@ -190,13 +190,16 @@ def show_document(
         inputs: The directory of the inputs of the store.
         mask: Mark the text that is trained on.
     """
+    from penstock.store.reader import record_unit
+
     origin = store.origin(number)
     tokens = number_of(len(store.document(number)), "token")
     piece = "" if all(store.edges(number)) else ", a piece of a longer document"
     out = console()
     out.print(f"document {number:,} of {len(store):,}, {tokens}{piece}", style="bold")
     file = visible(_located(origin.file, inputs), lines=False)
-    out.print(f"from {file}, offset {origin.offset:,}", style="dim", soft_wrap=True)
+    unit = record_unit(store, origin.file)
+    out.print(f"from {file}, {unit} {origin.offset:,}", style="dim", soft_wrap=True)
     if mask:
         write(LEGEND)
         for text, trained in _pieces(store, number, tokenizer):

@@ -64,8 +64,9 @@ def inspect_command(
     trained. Steps are numbered as in metrics.jsonl and in the names of checkpoints: the first is
     1. Of a run, the loss of the step is shown too.
 
-    A line that begins with + is trained on: its tokens are targets. A line that begins with - is
-    only read, such as the question in a conversation. Control characters are shown as escapes.
+    Text after + is trained on: its tokens are targets. Text after - is only read, such as the
+    question in a conversation. A newline of the text is shown as ↵, and control characters as
+    escapes.
 
     penstock inspect runs/mine --step 1200 --around 3
     """

@@ -41,8 +41,9 @@ def when_command(
     """List the steps at which a document or a text is seen.
 
     Steps that are not taken yet are listed too. A record is the byte offset at which it begins in
-    the decompressed file, or the row number in a table. A text is searched in all documents, as
-    they decode. A text that begins in one document and ends in another is not found.
+    the decompressed file; in a Parquet or Arrow file it is the row, and in a JSON array of
+    conversations the item, counted from 0. A text is searched in all documents, as they decode. A
+    text that begins in one document and ends in another is not found.
 
     penstock when runs/mine --document web.jsonl:90210
 

@@ -87,7 +87,9 @@ def find_documents(
     Args:
         plan: The plan, whose stores are searched.
         file: The name of the input as the store records it, or the end of that name.
-        record: Byte offset of the record in the decompressed file, or row number in a table.
+        record: Byte offset of the record in the decompressed file; the row number in Parquet and
+            Arrow files; the number of the item in a JSON array of conversations and in texts from
+            memory.
         source: Search this source only.
 
     Raises:
@@ -242,8 +244,10 @@ def _not_found(
         near = " and ".join(f"{each:,}" for each in sorted(set(nearest)))
         return StoreError(
             f"No document begins at record {record:,} of {file}; the nearest begin at {near}. A "
-            "record is the byte offset that penstock inspect and penstock decode show, or the row "
-            "number in a table. It may also have been rejected: see rejects.jsonl in the store."
+            "record is the number that penstock inspect and penstock decode show: the byte offset "
+            "in the decompressed file, the row of a Parquet or Arrow file, or the item of a JSON "
+            "array of conversations, counted from 0. It may also have been rejected: see "
+            "rejects.jsonl in the store."
             f"{unknown}"
         )
     close = get_close_matches(file, sorted(names), 3)

@@ -40,7 +40,8 @@ class RowDocument:
     file: str
     """The input file, as it was given to the build."""
     record: int
-    """Byte offset of the record in the decompressed file, or row number in a table."""
+    """Byte offset in the decompressed file; the row number in Parquet and Arrow files; the number
+    of the item in a JSON array of conversations and in texts from memory."""
     first_token: int
     """The first token of the document that the row holds."""
     num_tokens: int

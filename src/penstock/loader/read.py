@@ -5,6 +5,7 @@ than reading 32. With many parts or sources, blocks save even more, because each
 read once per block. Ids stay in the dtype of the store until the batch is made.
 """
 
+import json
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -292,6 +293,17 @@ def _readable(plan: AnyPlan) -> list[Rows]:
         )
     names = {digest: name for name, rows in found if (digest := rows.tokenizer_digest)}
     if len(names) > 1:
+        if differing := _added_tokens(found):
+            shown = ", ".join(
+                f'"{name}" {" ".join(tokens) or "none"}' for name, tokens in differing[:5]
+            )
+            every = list(dict.fromkeys(token for _, tokens in differing for token in tokens))
+            raise PlanError(
+                f"The tokenizers of these sources differ by added tokens ({shown}), so they cannot "
+                "share a batch. Build all of them with the same tokens, in the same order: "
+                f"ps.build(…, add_tokens={json.dumps(every, ensure_ascii=False)}), or --add-tokens "
+                "on the command line."
+            )
         shown = ", ".join(f'"{name}" {digest[:8]}' for digest, name in list(names.items())[:5])
         raise PlanError(
             f"The sources of this plan come from different tokenizers (digests: {shown}). The same "
@@ -299,6 +311,19 @@ def _readable(plan: AnyPlan) -> list[Rows]:
             "tokenizer."
         )
     return [rows for _, rows in found]
+
+
+def _added_tokens(found: list[tuple[str, Rows]]) -> list[tuple[str, list[str]]]:
+    """Return the added tokens of each source; none if their tokenizers differ in more than that."""
+    added, bases = [], set()
+    for name, rows in found:
+        members = [] if rows.stream is None else rows.stream.members
+        records = [each.tokenizer_record for each in members]
+        if record := next(filter(None, records), None):
+            tokens = list(record.get("added_tokens", ()))
+            added.append((name, tokens))
+            bases.add((record["name"], record.get("vocab_size", 0) - len(tokens)))
+    return added if len(bases) == 1 and any(tokens != added[0][1] for _, tokens in added) else []
 
 
 def _padded_side(found: list[Rows]) -> Side | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from penstock.store.decoder import decoder_of
-from penstock.store.reader import TokenStore
+from penstock.store.reader import TokenStore, record_unit
 
 if TYPE_CHECKING:
     from penstock.rows.tokens import Stream
@@ -30,7 +30,8 @@ class RowOrigin(NamedTuple):
     file: str
     """The input file, as it was given to the build."""
     offset: int
-    """Byte offset in the decompressed file, or row number in a table."""
+    """Byte offset in the decompressed file; the row number in Parquet and Arrow files; the number
+    of the item in a JSON array of conversations and in texts from memory."""
 
     def text(self, tokenizer: object = None) -> str:
         """Return the text of the span; see `TokenStore.decode`."""
@@ -41,7 +42,7 @@ class RowOrigin(NamedTuple):
         start, stop = self.span
         return (
             f"document {self.document:,} of {self.store.path}, tokens {start:,} to {stop:,} "
-            f"({self.file}, offset {self.offset:,})"
+            f"({self.file}, {record_unit(self.store, self.file)} {self.offset:,})"
         )
 
 

@@ -33,7 +33,8 @@ class Reject:
     file: int
     """Number of the input file in the sorted list of inputs."""
     offset: int
-    """Byte offset in the decompressed file, or the row number in a table."""
+    """Byte offset in the decompressed file; the row number in Parquet and Arrow files; the number
+    of the item in a JSON array of conversations and in texts from memory."""
     num_bytes: int
     reason: str
     """One of a few fixed words, such as "bad_json"; the manifest counts rejects by reason."""

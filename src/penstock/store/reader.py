@@ -46,7 +46,15 @@ class Origin:
 
     file: str
     offset: int
-    """Byte offset in the decompressed text, or row number in a table."""
+    """Byte offset in the decompressed file; the row number in Parquet and Arrow files; the number
+    of the item in a JSON array of conversations and in texts from memory."""
+
+
+def record_unit(store: "TokenStore", file: str) -> str:
+    """What the number of an origin counts: bytes ("offset"), rows or items."""
+    units = {"parquet": "row", "arrow": "row", "texts": "item"}
+    found = (each["format"] for each in store.manifest.inputs if each["name"] == file)
+    return units.get(next(found, ""), "offset")
 
 
 class TokenStore:

@@ -179,7 +179,9 @@ class TrainingConfig:
     """Whether to compute the loss over all validation data at the end, each token a target once.
     It is written to result.json, and its time is part of `max_minutes`."""
     save_every: int = 500
+    """Steps from one checkpoint to the next. There is always one at the end, and after Ctrl-C."""
     keep_last: int = 2
+    """The number of checkpoints to keep; older ones are deleted."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     target_val_loss: float | None = None
     seed: int = 0

@@ -26,6 +26,7 @@ from penstock.cli.units import duration_text
 from penstock.errors import MissingExtraError
 from penstock.loader.run import AnyPlan
 from penstock.store.files import write_file
+from penstock.store.reader import record_unit
 from penstock.train.logs import Line
 from penstock.train.metrics import Log, RunProgress, RunReport
 
@@ -196,7 +197,8 @@ def documents_at(plan: AnyPlan, start: int, stop: int) -> str:
     names: list[str] = []
     for sample in plan.samples(start, stop):
         for at in plan.origins(sample.position):
-            name = f"document {at.document:,} of {at.store.path} ({at.file}, offset {at.offset:,})"
+            unit = record_unit(at.store, at.file)
+            name = f"document {at.document:,} of {at.store.path} ({at.file}, {unit} {at.offset:,})"
             full = name if len(plan.names) == 1 else f"{sample.source}: {name}"
             if full not in names:
                 names.append(full)
