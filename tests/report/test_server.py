@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 
@@ -28,15 +28,13 @@ def server(folder):
 def ask(server, path, *, host=None, method="GET"):
     """The status, the headers and the body of an answer; the path is sent as it is."""
     address = server.url.removeprefix("http://").strip("/")
-    connection = http.client.HTTPConnection(address, timeout=60)
-    connection.putrequest(method, path, skip_host=True)
-    if host != "":
-        connection.putheader("Host", address if host is None else host)
-    connection.endheaders()
-    answer = connection.getresponse()
-    found = answer.status, dict(answer.getheaders()), answer.read()
-    connection.close()
-    return found
+    with closing(http.client.HTTPConnection(address, timeout=60)) as connection:
+        connection.putrequest(method, path, skip_host=True)
+        if host != "":
+            connection.putheader("Host", address if host is None else host)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read()
 
 
 def test_a_step_is_the_one_that_the_run_has_read(server, here):
