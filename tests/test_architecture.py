@@ -32,8 +32,8 @@ MAY_IMPORT = {
     # Tokenizers are kept in the cache directory, by the functions that write other files.
     "tokenize": BASE | {"sources", "store.files"},
     "chat": BASE | {"sources", "tokenize"},
-    # `build(progress=True)` shows the progress bar of the command line.
-    "store": BASE | {"sources", "tokenize", "chat", "remote", "cli.progress"},
+    # `build(progress=True)` shows the progress bar of the command line. Token files are refused.
+    "store": BASE | {"sources", "tokenize", "chat", "remote", "cli.progress", "formats.open"},
     # The interface of rows: it imports nothing but NumPy and errors.
     "order": BASE | {"rows.protocol"},
     "transforms": BASE | {"rows.protocol"},
@@ -198,6 +198,7 @@ def test_the_table_of_parts_is_the_pipeline():
     chain = ["sources", "tokenize", "chat", "store", "rows", "loader"]
 
     for one, two in pairwise(chain):
-        # Only a build shows progress, and `chat` writes no files.
-        assert (MAY_IMPORT[one] | {one}) - {"cli.progress", "store.files"} <= MAY_IMPORT[two]
+        # Only a build shows progress and refuses token files, and `chat` writes no files.
+        only = {"cli.progress", "formats.open", "store.files"}
+        assert (MAY_IMPORT[one] | {one}) - only <= MAY_IMPORT[two]
     assert {path.name for path in PACKAGE.iterdir() if path.is_dir()} >= set(chain) | {"order"}

@@ -130,7 +130,7 @@ def test_errors_show_no_escape_sequence(invoke):
     result = invoke("info", "evil\x1b[31m\u202e", code=1)
 
     assert result.stderr.isascii()
-    assert r"evil\x1b[31m\u202e does not exist" in result.stderr
+    assert r"evil\x1b[31m\u202e matches no file" in result.stderr
 
 
 def test_build_mirrors_the_library_keyword_for_keyword():

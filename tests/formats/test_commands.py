@@ -7,7 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+import penstock as ps
 from penstock.cli.app import app
+from penstock.errors import SourceError
 
 DOCUMENTS = [list(b"one"), [], list(b"three")]
 
@@ -111,16 +113,23 @@ def test_options_for_token_files_are_refused_for_a_recipe(tmp_path):
     assert run("report", tmp_path / "x.toml", "--column", "words").exit_code == 2
 
 
-@pytest.mark.parametrize("layout", ["llmc", "megatron", "datatrove"])
+@pytest.mark.parametrize("layout", ["llmc", "megatron", "datatrove", "litdata"])
 def test_a_build_of_token_files_is_refused_with_the_command_that_imports_them(
     layouts, invoke, tmp_path, layout
 ):
     # Ids below 128 are UTF-8.
-    path = {"llmc": "x.bin", "megatron": "x", "datatrove": "x.ds"}[layout]
+    path, name, given = {
+        "llmc": ("x.bin", "x.bin", "x.bin"),
+        "megatron": ("x", "x.bin", "x.bin"),
+        "datatrove": ("x.ds", "x.ds", "x.ds"),
+        "litdata": ("set", "set/chunk-0-0.bin", "set"),
+    }[layout]
     getattr(layouts, f"write_{layout}")(tmp_path / path, [[72, 105], [33]])
-    name = f"{path.partition('.')[0]}.{'ds' if layout == 'datatrove' else 'bin'}"
-    error = invoke("build", name, "-o", "store", code=1).stderr
 
-    assert f"{name} holds token ids ({layout}), and no text." in " ".join(error.split())
-    assert f"penstock import {name} " in " ".join(error.split())
+    for inputs in (name, f"{name[:-4]}*{name[-3:]}"):
+        error = " ".join(invoke("build", inputs, "-o", "store", code=1).stderr.split())
+        assert f"{name} holds token ids ({layout}), and no text." in error
+        assert f"penstock import {given} " in error
+    with pytest.raises(SourceError, match="holds token ids"):
+        ps.build(tmp_path / name, tmp_path / "store", tokenizer="bytes")
     assert not (tmp_path / "store").exists()

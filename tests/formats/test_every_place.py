@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
@@ -180,3 +182,63 @@ def test_an_index_of_datatrove_decides_the_dtype(layouts, tmp_path):
     layouts.write_datatrove(tmp_path / "p.ds", documents)
 
     assert [each.tolist() for each in ps.open_tokens(tmp_path / "p.ds")] == documents
+
+
+def test_a_pattern_that_also_matches_indices_and_masks_is_opened_alike(layouts, tmp_path):
+    for number in range(5):
+        layouts.write_datatrove(tmp_path / f"p{number}.ds", [[1, 2], [3, 4, 5]], loss=[1] * 5)
+
+    for pattern in ("*", "p*"):
+        assert ps.open_tokens(tmp_path / pattern).num_tokens == 25
+        assert ps.Windows(tmp_path / pattern, 4).stream.num_tokens == 25
+        ps.verify(tmp_path / pattern)
+
+
+def test_a_pattern_without_matches_is_refused_alike(tmp_path):
+    for opens in (ps.open_tokens, ps.verify, lambda path: ps.Windows(path, 4)):
+        with pytest.raises(MissingStoreError, match=r"x\*\.ds matches no file"):
+            opens(tmp_path / "x*.ds")
+
+
+def test_a_file_that_is_no_table_is_named_beside_parquet_files_of_ids(tmp_path):
+    pq.write_table(pa.table({"input_ids": [[1, 2], [3]]}), tmp_path / "part-0.parquet")
+    (tmp_path / "README.md").write_text("About these files.")
+
+    for opens in (ps.open_tokens, lambda path: ps.Windows(path, 1)):
+        with pytest.raises(StoreError, match=r"1 of 2 files .* README\.md"):
+            opens(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["chunk-0-0.bin", "größe-0.bin"])
+def test_one_file_of_a_set_is_refused_through_a_link_and_by_any_name(layouts, tmp_path, name):
+    directory = tmp_path / "set"
+    layouts.write_litdata(directory, [[*range(50, 90)]] * 20, "uint16")
+    index = (directory / "index.json").read_text("utf-8")
+    (directory / "index.json").write_text(index.replace("chunk-0-0.bin", name), "utf-8")
+    (directory / "chunk-0-0.bin").rename(directory / name)
+    (tmp_path / "x.bin").symlink_to(directory / name)
+
+    for path in (directory / name, tmp_path / "x.bin"):
+        with pytest.raises(StoreError, match="one file of a set"):
+            ps.ArrayFile(path, "uint16")
+        with pytest.raises(StoreError, match="one file of a set"):
+            ps.open_tokens(path, format="nanogpt", vocab_size=50_257)
+
+
+@pytest.mark.parametrize("layout", ["datatrove", "parquet", "arrow"])
+def test_a_set_of_which_some_files_have_no_mask_is_refused(layouts, tmp_path, layout):
+    for number, has_mask in enumerate([True, False, True]):
+        path = tmp_path / f"p{number}"
+        if layout == "datatrove":
+            layouts.write_datatrove(f"{path}.ds", [[1, 2, 3]], loss=[0, 1, 1] if has_mask else None)
+            continue
+        table = pa.table({"input_ids": [[1, 2, 3]], "loss_mask": [[0, 1, 1]]})
+        table = table if has_mask else table.select(["input_ids"])
+        if layout == "parquet":
+            pq.write_table(table, f"{path}.parquet")
+        else:
+            with pa.ipc.new_stream(f"{path}.arrow", table.schema) as stream:
+                stream.write(table)
+
+    with pytest.raises(StoreError, match=r"p1\.\w+ has no loss.*, but 2 of 3 files have"):
+        ps.open_tokens(tmp_path)

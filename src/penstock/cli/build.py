@@ -14,7 +14,6 @@ from penstock.cli import options, terminal
 from penstock.cli.options import open_at, option
 from penstock.cli.progress import build_bar
 from penstock.cli.tasks import run_task
-from penstock.cli.token_files import refuse_token_files
 from penstock.cli.units import duration_text, number_of, size_text
 from penstock.errors import StoreError
 
@@ -148,7 +147,6 @@ def build_command(
         )
     if chat is None and (chat_date, rewritten) != (None, "mask"):
         raise typer.BadParameter("--chat-date and --rewritten need a chat template: set --chat.")
-    refuse_token_files(inputs)
     from penstock.tokenize.tokenizer import load_tokenizer
 
     # With a template, --special-tokens is about the contents of messages; see `Chat`.

@@ -1,7 +1,6 @@
 """Token files of other tools, in the commands that take a store."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +14,6 @@ from penstock.cli.units import duration_text, number_of
 from penstock.errors import StoreError
 from penstock.formats import names
 from penstock.formats.names import TokenOptions as TokenOptions
-from penstock.paths import expand_user
 
 if TYPE_CHECKING:
     from penstock.formats.token_files import TokenFiles
@@ -50,24 +48,6 @@ def refuse_options(path: object, given: TokenOptions) -> None:
             f"--{name} is for token files of other tools, and {path} is not one: a store records "
             "this itself, and a recipe has the table data.tokens. Leave the option out."
         )
-
-
-def refuse_token_files(inputs: Sequence[str]) -> None:
-    """Raise if an input of a build is a file of token ids: small ids could be read as UTF-8.
-
-    Raises:
-        StoreError: names the file, and the command that imports it.
-    """
-    # By the suffix first, because no format is looked for in a million files of text.
-    for path in (expand_user(each) for each in inputs if each.endswith((".bin", ".ds"))):
-        if path.is_file():
-            from penstock.formats.open import recognised
-
-            if found := recognised(path):
-                raise StoreError(
-                    f"{path} holds token ids ({found[0]}), and no text. Import them: penstock "
-                    f"import {path} -o STORE --tokenizer NAME."
-                )
 
 
 def open_files(path: object, given: TokenOptions) -> "TokenFiles | None":

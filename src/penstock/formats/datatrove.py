@@ -68,4 +68,5 @@ def open_datatrove(path: Path) -> FilePart:
                 f"{mask} is for {len(loss.array()):,} tokens, but {path} has {num_tokens:,}."
             )
     # Copied: the file could be changed while it is mapped, after its ends were checked.
-    return FilePart(ids, checked_bounds(ends.copy(), num_tokens, index), loss)
+    bounds = checked_bounds(ends.copy(), num_tokens, index)
+    return FilePart(ids, bounds, loss, path=path, masks=("loss mask",) if loss else ())

@@ -176,7 +176,20 @@ def _open_set(place: Path, format: str | None, given: Settings) -> tuple[str, li
     parts = [part for _, parts in opened for part in parts]
     if not parts:
         raise StoreError(f"{place} ({names[0]}) lists no files of tokens.")
+    _refuse_lost_masks(parts)
     return names[0], parts
+
+
+def _refuse_lost_masks(parts: Sequence[FilePart]) -> None:
+    """Raise if some files of a set have a mask, and others do not."""
+    for mask in sorted({mask for part in parts for mask in part.masks}):
+        lacking = [part for part in parts if mask not in part.masks]
+        if lacking:
+            raise StoreError(
+                f"{lacking[0].path} has no {mask}, but {len(parts) - len(lacking):,} of "
+                f"{len(parts):,} files have it, so a model would be trained on all its tokens. "
+                "Restore it. To read the files as they are, open each one and pass a list of them."
+            )
 
 
 def _refuse_lost_documents(files: Sequence[Path], parts: Sequence[FilePart]) -> None:
@@ -243,14 +256,25 @@ def _open_file(path: Path, format: str | None, given: Settings) -> tuple[str, li
 
 def refuse_member(path: Path) -> None:
     """Raise StoreError if the index beside a file lists it: its header would become tokens."""
-    index = path.parent / "index.json"
-    for name in ("mds", "litdata"):
-        # Other files may be in the same directory.
-        if _DIRECTORIES[name](path.parent) and f'"{path.name}"' in json.dumps(read_index(index)):
-            raise StoreError(
-                f"{path} is one file of a set of the format {name!r}, and its header would become "
-                f"tokens. Pass its directory, {path.parent}, without a format or dtype."
-            )
+    if (found := set_of(path)) is not None:
+        name, directory = found
+        raise StoreError(
+            f"{path} is one file of a set of the format {name!r}, and its header would become "
+            f"tokens. Pass its directory, {directory}, without a format or dtype."
+        )
+
+
+def set_of(path: Path) -> tuple[str, Path] | None:
+    """Return the format and the directory of the set with a file, which may be given by a link."""
+    for place in (path, path.resolve()):
+        name = json.dumps(place.name)  # as `dumps` writes it in the index
+        for format in ("mds", "litdata"):
+            # Other files may be in the same directory.
+            if not _DIRECTORIES[format](place.parent):
+                continue
+            if name in json.dumps(read_index(place.parent / "index.json")):
+                return format, place.parent
+    return None
 
 
 def _undecided(path: Path, found: list[str]) -> str:

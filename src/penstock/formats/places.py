@@ -6,13 +6,20 @@ from typing import Any
 
 from penstock.formats.megatron import megatron_files
 from penstock.formats.open import open_tokens, recognised
-from penstock.formats.sets import files_in, found_by, is_pattern
+from penstock.formats.sets import (
+    files_in,
+    found_by,
+    is_pattern,
+    natural_key,
+    without_companions,
+)
 from penstock.formats.tables import table_kind
 from penstock.formats.token_files import TokenFiles
 from penstock.paths import expand_user, is_remote
 
 TOKEN_SUFFIXES = (".bin", ".idx", ".ds", ".npy")
 """Usual suffixes of token files; the contents decide about the format."""
+_TABLE_SUFFIXES = (".arrow", ".parquet")
 
 
 def token_files_at(path: object, **given: Any) -> TokenFiles | None:
@@ -29,8 +36,14 @@ def token_files_at(path: object, **given: Any) -> TokenFiles | None:
     # which columns there are, and which argument is missing.
     if (is_named and holds_files(place)) or is_token_file(place) or table_kind(place):
         return open_tokens(path, **given)
-    names = _other_files(place) if place.is_dir() else []
-    has_usual = any(each.suffix in TOKEN_SUFFIXES for each in names)
+    if is_pattern(place):
+        has_usual = next(found_by(place), None) is None  # the error is about the pattern
+    else:
+        names = _other_files(place) if place.is_dir() else []
+        has_usual = any(
+            each.suffix in TOKEN_SUFFIXES or (each.suffix in _TABLE_SUFFIXES and recognised(each))
+            for each in names
+        )
     return open_tokens(path, **given) if has_usual else None
 
 
@@ -43,8 +56,9 @@ def is_token_file(path: Path) -> bool:
     if path.is_dir():
         return _is_token_directory(path)
     if is_pattern(path):
-        found = next((each for each in found_by(path) if each.exists()), None)
-        return found is not None and found.is_file() and is_token_file(found)
+        files = without_companions([each for each in found_by(path) if each.exists()])
+        first = min(files, key=natural_key, default=None)
+        return first is not None and first.is_file() and is_token_file(first)
     if all(each.exists() for each in megatron_files(path)):
         return True
     return path.is_file() and (path.suffix in TOKEN_SUFFIXES or bool(recognised(path)))

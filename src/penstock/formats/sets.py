@@ -59,7 +59,7 @@ def matching(pattern: Path) -> list[Path]:
         MissingStoreError: it matches no file.
         StoreError: it matches a directory.
     """
-    files = _without_companions([*found_by(pattern)])
+    files = without_companions([*found_by(pattern)])
     if not files:
         raise MissingStoreError(f"{pattern} matches no file (working directory: {Path.cwd()}).")
     if directories := [each for each in files if each.is_dir()]:
@@ -70,7 +70,8 @@ def matching(pattern: Path) -> list[Path]:
     return sorted(files, key=natural_key)
 
 
-def _without_companions(paths: Sequence[Path]) -> list[Path]:
+def without_companions(paths: Sequence[Path]) -> list[Path]:
+    """Return the paths without indices, masks and tables of other paths among them."""
     known = set(paths)
     return [each for each in paths if not (_owners(each) & known)]
 
@@ -88,7 +89,7 @@ def files_in(directory: Path) -> list[Path]:
     """Return the files of a directory without hidden ones, in natural order."""
     found = [each for each in directory.iterdir() if not each.name.startswith(".")]
     # A link whose file is missing is kept, so that its reader refuses it.
-    files = _without_companions([each for each in found if not each.is_dir()])
+    files = without_companions([each for each in found if not each.is_dir()])
     return sorted(files, key=natural_key)
 
 

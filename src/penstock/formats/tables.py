@@ -124,10 +124,11 @@ def _open_arrow(path: Path, given: Settings) -> list[FilePart]:
             raise refuse_expansion(path)
         names = token_columns(pa.ipc.open_stream(buffer).schema, path, given)
     key = cache_key(path, "arrow", names)
-    if len(names) > 1 and not _is_plain(key, batches, names, path):
-        return [_decoded(key, batches, names, path)]
-    mapped = _mapped(file, batches(), names[0], path)
-    return [_decoded(key, batches, names, path) if mapped is None else mapped]
+    part = None
+    if len(names) == 1 or _is_plain(key, batches, names, path):
+        part = _mapped(file, batches(), names[0], path)
+    part = part or _decoded(key, batches, names, path)
+    return [part._replace(path=path, masks=tuple(names[1:]))]
 
 
 def _mapped(file: MappedBytes, batches: Iterator[Any], name: str, path: Path) -> FilePart | None:
@@ -162,7 +163,8 @@ def open_parquet(path: Path, given: Settings) -> list[FilePart]:
     """Return the ids and the rows of a Parquet file."""
     names = token_columns(_parquet_file(path).schema_arrow, path, given)
     key = cache_key(path, "parquet", names)
-    return [_decoded(key, lambda: _parquet_batches(path, names), names, path)]
+    part = _decoded(key, lambda: _parquet_batches(path, names), names, path)
+    return [part._replace(path=path, masks=tuple(names[1:]))]
 
 
 def _parquet_file(path: Path) -> Any:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,10 @@ class FilePart(NamedTuple):
     """1 for each token that is trained on, uint8; None if all are."""
     check: Callable[[], None] | None = None
     """Compares what `verify_tokens` must, and takes too long when the file is opened."""
+    path: Path | None = None
+    """The file, if it may have masks."""
+    masks: tuple[str, ...] = ()
+    """The names of its masks, also of those that exclude nothing."""
 
 
 class Settings(NamedTuple):

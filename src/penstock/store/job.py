@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from penstock.errors import MissingStoreError, StoreError, TokenizerError
+from penstock.errors import MissingStoreError, SourceError, StoreError, TokenizerError
 from penstock.paths import expand_user
 from penstock.sources.digests import SpanDigests
 from penstock.sources.document import Batch, Reject
@@ -206,6 +206,7 @@ def prepare(settings: BuildSettings) -> Job:
     """List the inputs, load the tokenizer and create the directory; nothing else is written."""
     listing = list_inputs(settings.inputs, settings.read_settings)
     files = listing.files
+    _refuse_token_files(files)
     tokenizer, eos, bos = settings.tokenizer, settings.eos, settings.bos
     special_tokens, add_tokens = settings.special_tokens, settings.add_tokens
     stage = None
@@ -242,6 +243,25 @@ def prepare(settings: BuildSettings) -> Job:
         )
     make_tree(directory)
     return Job(settings, directory, files, reading, loaded, recorded, stage, listing.skipped)
+
+
+def _refuse_token_files(files: Sequence[InputFile]) -> None:
+    """Raise SourceError if a file has token ids: small ids could be read as UTF-8."""
+    for file in files:
+        # By the suffix first, because no format is looked for in a million files of text.
+        if file.remote or file.texts is not None or not file.path.endswith((".bin", ".ds")):
+            continue
+        from penstock.formats.open import recognised, set_of
+
+        path = Path(file.name)
+        kinds = [(format, path) for format in recognised(path)]
+        found = kinds[0] if kinds else set_of(path)
+        if found is not None:
+            format, place = found
+            raise SourceError(
+                f"{file.name} holds token ids ({format}), and no text. Import them with "
+                f"penstock.import_tokens, or: penstock import {place} -o STORE --tokenizer NAME."
+            )
 
 
 def recorded_inputs(files: Sequence[InputFile]) -> list[JsonObject]:
