@@ -246,3 +246,24 @@ def test_a_single_source_becomes_a_mixture_and_packs_can_be_chosen_from_python(r
     refused = run("amend", "one.toml", "--from-step", "6", "--add", "more=stores/squares",
                   "--rows", "packs", "--weights", "data=1,squares=1,more=1", code=1)  # fmt: skip
     assert "is a Packs, whose batches have other fields" in " ".join(refused.stderr.split())
+
+
+def test_a_document_is_excluded_in_the_source_that_is_named_and_not_in_others(run):
+    for name, text in (("web", "A long first line.\nMore."), ("code", "Short.\nMore.")):
+        Path(name).mkdir()
+        Path(name, "train.txt").write_text(f"{text}\n" * 40)
+        ps.build(f"{name}/train.txt", f"{name}/store", tokenizer="bytes", documents="lines")
+    text = RECIPE.replace('"web.txt"', '"web/store"').replace('"code.txt"', '"code/store"')
+    Path("two.toml").write_text(text)
+    asked = ["amend", "two.toml", "--from-step", "6", "--dry-run", "--json", "--exclude-document"]
+
+    def excluded(document):
+        return json.loads(run(*asked, document).output)["amendment"]["exclude"]
+
+    refused = " ".join(run(*asked, "train.txt:0", code=1).output.split())
+    assert "train.txt:0 are several documents" in refused
+    assert "such as web=train.txt:0" in refused
+    assert [*excluded("code=train.txt:0")] == ["code"]
+    # Both inputs are called train.txt in their stores; the size of the file decides.
+    assert excluded("code/train.txt:0") == excluded("code=train.txt:0")
+    assert [*excluded(f"{Path('web/train.txt').absolute()}:0")] == ["web"]

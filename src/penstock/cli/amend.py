@@ -46,7 +46,7 @@ def amend_command(
         list[str] | None,
         option(
             "Do not train on this document any more; rows stay where they are.",
-            "FILE:RECORD",
+            "[SOURCE=]FILE:RECORD",
             "--exclude-document",
         ),
     ] = None,

@@ -71,7 +71,8 @@ def amend_recipe(  # noqa: PLR0913  (one keyword for each change that an amendme
         add: Stores by name; None stands for a source that was dropped before.
         drop: Sources that are not read any more.
         skip: The first and the last step to leave out. Their numbers go to the steps after them.
-        exclude: Documents whose tokens become no targets any more: input file and record.
+        exclude: Documents whose tokens become no targets any more: input file and record. If
+            several stores have such a document, `NAME=FILE` names the source.
         settings: Settings of the recipe that a run was started with, by dotted names.
         dry_run: Return the amendment without writing it.
         log: Called with a line of text.
@@ -184,7 +185,20 @@ def _checked(store: AddedStore) -> AddedStore:
 def _spans(plan: Plan, documents: Sequence[tuple[str, int]]) -> dict[str, list[Span]]:
     found: dict[str, list[Span]] = {}
     for file, record in documents:
-        for each in find_documents(plan, file, record):
+        # A file name may contain "=", too.
+        source, _, name = file.partition("=")
+        matches = (
+            find_documents(plan, name, record, source)
+            if name and source in plan.sources
+            else find_documents(plan, file, record)
+        )
+        if len({(each.store, each.file) for each in matches}) > 1:
+            shown = "; ".join(f'source "{each.source}": {each}' for each in matches[:5])
+            raise PlanError(
+                f"{file}:{record} are several documents ({shown}). Name one: more of the path of "
+                f"the file, or the source, such as {matches[0].source}={file}:{record}."
+            )
+        for each in matches:
             found.setdefault(each.source, []).append(each.span)
     return found
 

@@ -27,6 +27,7 @@ from penstock.inspect.runs import RunSteps
 from penstock.order.budget import Budget
 from penstock.order.integers import END
 from penstock.order.plan import Plan
+from penstock.paths import expand_user
 from penstock.rows.protocol import Integers, Rows
 from penstock.store.reader import TokenStore
 
@@ -86,7 +87,8 @@ def find_documents(
 
     Args:
         plan: The plan, whose stores are searched.
-        file: The name of the input as the store records it, or the end of that name.
+        file: The name of the input as the store records it, the end of that name, or a path that
+            ends with it; of a path that exists, the size must be that of the input.
         record: Byte offset of the record in the decompressed file; the row number in Parquet and
             Arrow files; the number of the item in a JSON array of conversations and in texts from
             memory.
@@ -101,9 +103,8 @@ def find_documents(
     for name, number, store in members(plan, source):
         if not isinstance(store, TokenStore):
             continue
-        inputs = [each["name"] for each in store.manifest.inputs]
-        names.update(inputs)
-        for index in _matching(inputs, file):
+        names.update(each["name"] for each in store.manifest.inputs)
+        for index in _matching(store.manifest.inputs, file):
             first, stop = _search(store, index, record)
             found += [
                 found_at(name, plan.sources[name], number, store, each)
@@ -170,15 +171,20 @@ def found_at(
     return FoundDocument(source, str(store.path), number, str(store.path), span[0] - first, span)
 
 
-def _matching(inputs: Sequence[str], file: str) -> list[int]:
+def _matching(inputs: Sequence[Json], file: str) -> list[int]:
     """Return the numbers of the inputs that have this name, or end with it, or end it."""
-    exact = [number for number, name in enumerate(inputs) if name == file]
+    names = [each["name"] for each in inputs]
+    exact = [number for number, name in enumerate(names) if name == file]
     # A store records names below the common directory, and a user may name a path.
     plain = file.replace(os.sep, "/").removeprefix("./")
+    # Inputs of two stores may have one name. If the path is a file, its size decides.
+    path = expand_user(file)
+    sizes = [path.stat().st_size] if path.is_file() else [each["bytes"] for each in inputs]
     return exact or [
         number
-        for number, name in enumerate(inputs)
-        if f"/{name}".endswith(f"/{plain}") or f"/{plain}".endswith(f"/{name}")
+        for number, name in enumerate(names)
+        if f"/{name}".endswith(f"/{plain}")
+        or (f"/{plain}".endswith(f"/{name}") and inputs[number]["bytes"] in sizes)
     ]
 
 
