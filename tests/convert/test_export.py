@@ -328,6 +328,14 @@ def test_an_export_or_import_to_a_file_is_refused_with_its_name(store, tmp_path)
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_a_link_to_a_missing_place_is_not_called_a_file(store, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+
+    for target in (tmp_path / "link", tmp_path / "link" / "out"):
+        with pytest.raises(StoreError, match=r"link is a link to .*gone, which does not exist\."):
+            ps.export_tokens(store, target, to="megatron")
+
+
 def test_a_loss_mask_that_excludes_nothing_is_no_reason_to_refuse_an_export(tmp_path):
     np.arange(5, dtype="<u2").tofile(tmp_path / "x.ds")
     np.array([2, 5], "<u8").tofile(tmp_path / "x.ds.index")
