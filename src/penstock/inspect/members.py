@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.formats.member import Array, Integers
+from penstock.formats.member import Array, Integers, Member
 from penstock.formats.sample import all_blocks
 from penstock.formats.token_files import TokenFiles
 from penstock.order.budget import Budget
@@ -74,9 +74,14 @@ class FileDocuments:
 Searched = TokenStore | FileDocuments
 
 
-def documents_of_parts(store: Searched) -> Integers:
+def documents_of_parts(member: Member | FileDocuments) -> Integers:
     """Return the number of documents, or pieces of documents, of each part."""
-    return store.manifest.part_documents if isinstance(store, TokenStore) else store.part_documents
+    if isinstance(member, TokenStore):  # no bounds are read
+        return member.manifest.part_documents
+    if isinstance(member, FileDocuments):
+        return member.part_documents
+    parts = range(len(member.part_tokens))
+    return np.array([len(member.part_bounds(part)) for part in parts], np.int64)
 
 
 def _names(plan: Plan | Budget, source: str | None) -> list[str]:
