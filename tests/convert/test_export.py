@@ -3,6 +3,7 @@
 import json
 import resource
 import shutil
+from contextlib import ExitStack
 from itertools import count, pairwise
 
 import numpy as np
@@ -12,12 +13,15 @@ from typer.testing import CliRunner
 
 import penstock as ps
 from penstock.cli.app import app
+from penstock.convert import export
 from penstock.convert.flat import write_llmc
 from penstock.convert.litdata import write_litdata
 from penstock.convert.mds import write_mds
 from penstock.convert.parquet import write_parquet
 from penstock.convert.source import TokenSource
-from penstock.errors import StoreError
+from penstock.errors import StoreBusyError, StoreError
+from penstock.store.folders import make_tree
+from penstock.store.lock import locked
 
 FORMATS = ("megatron", "nanogpt", "llmc", "mds", "litdata", "datatrove", "parquet")
 
@@ -298,6 +302,20 @@ def test_a_failed_export_removes_only_the_directory_that_it_made(tmp_path):
     assert [*tmp_path.iterdir()] == [tmp_path / "empty"]
 
 
+def test_a_refused_export_leaves_the_directory_of_a_running_one(store, tmp_path, monkeypatch):
+    running = ExitStack()
+
+    def make_second(target):  # another export makes and locks the directory just before this one
+        make_tree(target)
+        running.enter_context(locked(target))
+
+    monkeypatch.setattr(export, "make_tree", make_second)
+    with running:
+        with pytest.raises(StoreBusyError):
+            ps.export_tokens(store, tmp_path / "out", to="megatron")
+        assert (tmp_path / "out").is_dir()
+
+
 def test_an_export_or_import_to_a_file_is_refused_with_its_name(store, tmp_path):
     (tmp_path / "file").write_text("mine")
     files = ps.open_tokens(np.arange(3), vocab_size=3)
@@ -308,6 +326,14 @@ def test_an_export_or_import_to_a_file_is_refused_with_its_name(store, tmp_path)
         with pytest.raises(StoreError, match=r"file is a file, and a directory is needed"):
             ps.import_tokens(files, target)
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_link_to_a_missing_place_is_not_called_a_file(store, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+
+    for target in (tmp_path / "link", tmp_path / "link" / "out"):
+        with pytest.raises(StoreError, match=r"link is a link to .*gone, which does not exist\."):
+            ps.export_tokens(store, target, to="megatron")
 
 
 def test_a_loss_mask_that_excludes_nothing_is_no_reason_to_refuse_an_export(tmp_path):

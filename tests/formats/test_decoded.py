@@ -36,6 +36,24 @@ def test_a_decoded_copy_without_one_of_its_files_is_decoded_again(
     assert again.part_loss(0).tolist() == [1, 0, 1, 1, 1]
 
 
+@pytest.mark.parametrize("layout", ["mds-zstd", "litdata-zstd"])
+@pytest.mark.parametrize("suffix", [".raw", ".json"])
+@pytest.mark.parametrize("damage", ["delete", "empty", "truncate"])
+def test_a_decompressed_copy_that_is_not_whole_is_decompressed_again(
+    layouts, cache, tmp_path, layout, suffix, damage
+):
+    path, _ = layouts.write(layout, tmp_path, [*IDS, [6], [7, 8]])
+    digest = open_tokens(path).digest
+    for file in cache.glob(f"*{suffix}"):
+        if damage == "delete":
+            file.unlink()
+        else:
+            file.write_bytes(b"" if damage == "empty" else file.read_bytes()[:-1])
+
+    assert open_tokens(path).digest == digest
+    assert len([*cache.glob("*.raw")]) == len([*cache.glob("*.json")]) == 2
+
+
 def test_the_answer_about_masks_is_found_again_if_its_file_is_empty(layouts, cache, tmp_path):
     layouts.write_arrow(tmp_path / "x", IDS, loss_mask=[[1, 1, 1], [1, 1]])
     digest = open_tokens(tmp_path / "x").digest

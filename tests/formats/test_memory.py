@@ -47,6 +47,15 @@ def test_a_masked_array_without_a_mask_is_read():
     assert ps.open_tokens(np.ma.array([1, 2, 3])).num_tokens == 3
 
 
+def test_stores_and_files_that_are_open_already_are_refused_as_such(tmp_path):
+    store = ps.build(ps.Texts(["To be,", "or not"]), tmp_path / "store", tokenizer="bytes")
+    np.save(tmp_path / "x.npy", np.arange(9))
+
+    for given in (store, ps.open_tokens(tmp_path / "x.npy"), ps.ArrayFile(tmp_path / "x.npy")):
+        with pytest.raises(StoreError, match=r"is open already\. Pass it to Windows"):
+            ps.open_tokens(given)
+
+
 def test_a_dataset_in_memory_is_refused_with_the_way_to_its_files():
     datasets = pytest.importorskip("datasets")
     dataset = datasets.Dataset.from_dict({"input_ids": [[1, 2], [3]]})

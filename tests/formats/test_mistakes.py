@@ -42,6 +42,42 @@ def test_a_dtype_that_is_too_narrow_is_named(tmp_path, count, written, read, adv
     assert kept.part_ids(0).tolist() == ids.tolist()
 
 
+RECORDED = ("npy", "megatron", "parquet", "arrow", "mds", "litdata")
+
+
+@pytest.mark.parametrize("layout", RECORDED)
+@pytest.mark.parametrize("vocab_size", [50_000, 128_256])
+def test_no_dtype_is_advised_for_files_that_record_theirs(layouts, layout, vocab_size, tmp_path):
+    # Its halves are 19,928 and 2: both are in each vocabulary.
+    path, _ = layouts.write(layout, tmp_path, [[1, 151_000, 2]], "int32")
+
+    with pytest.raises(StoreError, match=r"token id 151,000, but the .* or is damaged\.$"):
+        ps.open_tokens(path, vocab_size=vocab_size)
+
+
+def test_no_dtype_is_advised_for_an_array_in_memory():
+    for dtype in (">i4", "<i4"):
+        with pytest.raises(StoreError, match=r"token id 70,000, but the .* or is damaged\.$"):
+            ps.open_tokens(np.array([1, 70_000], dtype), vocab_size=50_000)
+
+
+def test_no_dtype_is_advised_that_does_not_hold_the_vocabulary(layouts, tmp_path):
+    layouts.write_raw(tmp_path / "x.bin", [[1, 151_000, 2]], "uint32")
+    known = {"format": "nanogpt", "dtype": "uint32"}
+
+    with pytest.raises(StoreError, match=r"token id 151,000, but the .* or is damaged\.$"):
+        ps.open_tokens(tmp_path / "x.bin", **known, vocab_size=128_256)
+    with pytest.raises(StoreError, match=r'If they are uint16, pass dtype="uint16"\.$'):
+        ps.open_tokens(tmp_path / "x.bin", **known, vocab_size=50_257)
+
+
+def test_the_narrower_dtype_of_a_column_of_bytes_is_named(layouts, tmp_path):
+    layouts.write_mds(tmp_path, [IDS.tolist()], "uint16", encoding="bytes")
+
+    with pytest.raises(StoreError, match=r'pass dtype="uint16"\.$'):
+        ps.open_tokens(tmp_path, dtype="uint32", vocab_size=50_257)
+
+
 def test_a_file_of_zeros_with_few_ids_has_no_wrong_dtype(tmp_path):
     ids = np.zeros(1000, "<u2")
     ids[::100] = 300

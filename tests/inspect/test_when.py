@@ -140,6 +140,8 @@ def test_a_file_of_two_sources_is_found_in_both_and_one_can_be_chosen(stores):
     assert find_documents(plan, "some/where/more.txt", 0) == find_documents(plan, "more.txt", 0)
     with pytest.raises(PlanError, match=r'There is no source "c"; the sources are a, b\.'):
         find_documents(plan, "more.txt", 0, "c")
+    with pytest.raises(PlanError, match=r'There is no source "c"; the sources are a, b\.'):
+        find_numbered(plan, 0, "c")
 
 
 def test_a_document_that_is_not_there_is_refused_with_what_is(stores):

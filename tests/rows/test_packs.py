@@ -239,3 +239,13 @@ def test_a_store_of_one_document_warns_that_nothing_is_kept_apart(tmp_path):
         warnings.simplefilter("error")
         Packs(built("two", "a" * 100, "b"), 16)
         Packs(built("short", "a"), 16)
+
+
+def test_an_imported_store_of_one_document_is_not_told_to_split_its_text(tmp_path):
+    np.arange(100, dtype="<u2").tofile(tmp_path / "x.bin")
+    named = {"format": "nanogpt", "vocab_size": 100}
+    store = penstock.import_tokens(tmp_path / "x.bin", tmp_path / "store", **named)
+
+    with pytest.warns(UserWarning, match=r"import token files of a format .* records") as found:
+        Packs(store, 16)
+    assert "paragraphs" not in str(found[0].message)

@@ -7,6 +7,7 @@ import penstock as ps
 from penstock.errors import PlanError, TrainError
 from penstock.train import loaders
 from penstock.train.command import choose_recipe, run_recipe
+from penstock.train.vocabulary import check_tokens
 
 SMALL = {"training.steps": 1, "training.global_batch_size": 64, "training.batch_size": 64}
 SMALL |= {"model.layers": 1, "model.heads": 1, "model.width": 8, "data.length": 16}
@@ -56,3 +57,14 @@ def test_ids_of_validation_rows_are_checked_unless_a_store_holds_them(tmp_path):
     assert len(read(100)) == 6
     with pytest.raises(TrainError, match="the token id 54, but the vocabulary of the model has 50"):
         read(50)
+
+
+def test_an_id_beyond_the_model_names_the_files_and_the_whole_command_to_check_them(tmp_path):
+    for number in range(5):
+        np.save(tmp_path / f"{number}.npy", np.arange(100))
+    stream = [ps.open_tokens(tmp_path / f"{number}.npy") for number in range(5)]
+
+    for count, files in ((1, r"0\.npy"), (5, r"0\.npy, .*1\.npy, .*2\.npy and 2 more")):
+        advice = rf"Check \S+{files} with penstock verify PATH --vocab-size 50, or"
+        with pytest.raises(TrainError, match=advice):
+            check_tokens(0, 54, 50, ps.Plan(ps.Windows(stream[:count], 9)))

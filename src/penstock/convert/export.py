@@ -11,7 +11,7 @@ nothing else.
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from penstock.convert.indexed import write_datatrove, write_megatron
 from penstock.convert.litdata import write_litdata
 from penstock.convert.mds import write_mds
 from penstock.convert.source import Report, TokenSource
-from penstock.errors import StoreError
+from penstock.errors import StoreBusyError, StoreError
 from penstock.formats.places import token_files_at
 from penstock.formats.token_files import TokenFiles
 from penstock.remote.address import StoreUrl
@@ -112,7 +112,7 @@ def export_tokens(
         _refuse_unfit(member, to, drop_loss_mask)
     target = on_this_machine(directory)
     _refuse_inside(members, target)
-    with room_for(target), _directory(target), locked(target):
+    with room_for(target), _directory(target):
         _refuse_other(target, overwrite)
         with made_beside(target, "export") as new, _removed_on_failure(new):
             empty_directory(new)  # an export was killed
@@ -124,16 +124,21 @@ def export_tokens(
 
 @contextmanager
 def _directory(target: Path) -> Iterator[None]:
-    """Make the directory for a `with` block, and remove it again if the block fails."""
+    """Make and lock the directory for a `with` block, and remove it again if the block fails."""
     existed = target.exists()
     make_tree(target)
-    try:
-        yield
-    except BaseException:  # also Ctrl-C
-        if not existed:
-            with suppress(OSError):  # it is not empty: another process exports to it
-                target.rmdir()
-        raise
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(target))
+            yield
+        except StoreBusyError:  # another process exports to it, and may have made it
+            raise
+        except BaseException:  # also Ctrl-C
+            if not existed:
+                # Before the lock is released: later, it may be the directory of another export.
+                with suppress(OSError):  # it is not empty
+                    target.rmdir()
+            raise
 
 
 @contextmanager

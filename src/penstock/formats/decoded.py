@@ -1,14 +1,17 @@
 """Files that cannot be mapped are decoded once, into the cache.
 
     ~/.cache/penstock/tokens/KEY.raw        (or $PENSTOCK_CACHE/tokens)
+    ~/.cache/penstock/tokens/KEY.json       what was decoded, written last
 
 The key is computed from the size, the time and 17 blocks of the original file, so a changed file is
-decoded again. A file is written under a temporary name and renamed, so one with the final name is
-whole. The cache can be deleted at any time.
+decoded again. A file is written under a temporary name and renamed, so one with the final name was
+whole. It may have been truncated later, so a copy of another size than was written is decoded
+again. The cache can be deleted at any time.
 """
 
 import errno
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ import numpy as np
 
 from penstock.digest import digest_json
 from penstock.errors import StoreError
+from penstock.formats.index_file import looks_like, read_index
 from penstock.formats.mapped import MappedArray, size_of
 from penstock.formats.sample import spread_blocks
 from penstock.paths import naming
@@ -39,9 +43,7 @@ def cache_key(source: Path, *settings: object) -> str:
 
 
 def cached(
-    name: str,
-    pieces: Callable[[Path], Iterable[Any]],
-    is_whole: Callable[[Path], bool] = Path.exists,
+    name: str, pieces: Callable[[Path], Iterable[Any]], is_whole: Callable[[Path], bool]
 ) -> Path:
     """Return the path of a file in the cache; it is written from `pieces` if it is not whole.
 
@@ -102,7 +104,22 @@ def decompressed(source: Path) -> Path:
     Raises:
         StoreError: it is damaged, or expands to more than its limit.
     """
-    return cached(f"{cache_key(source)}.raw", lambda _: _expanded(source))
+    key = cache_key(source)
+    done = cached(f"{key}.json", lambda folder: _decompress(folder / key, source), _is_whole)
+    return done.with_suffix(".raw")
+
+
+def _is_whole(done: Path) -> bool:
+    """Return whether a decompressed copy has as many bytes as were written."""
+    raw = done.with_suffix(".raw")
+    is_there = looks_like(done, "bytes") and raw.is_file()
+    return is_there and read_index(done)["bytes"] == size_of(raw)
+
+
+def _decompress(target: Path, source: Path) -> Iterator[bytes]:
+    """Write the contents of a zstd file to `KEY.raw`; yield the contents of `KEY.json`."""
+    size, _ = write_file(target.with_suffix(".raw"), _expanded(source))
+    yield json.dumps({"bytes": size}).encode()
 
 
 def _expanded(source: Path) -> Iterator[bytes]:

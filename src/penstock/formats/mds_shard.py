@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 from penstock.errors import StoreError
 from penstock.formats.mapped import MappedBytes
 from penstock.formats.member import Array, Integers
-from penstock.formats.sample import check_not_halves, spread_blocks
+from penstock.formats.sample import check_ids, check_not_halves, spread_blocks
 from penstock.formats.scattered import ScatteredArray
 from penstock.formats.token_files import FilePart, checked_bounds
 
@@ -71,6 +71,7 @@ class MdsShard:
         if column.vocab_size is not None:
             for block in spread_blocks(ids):
                 check_not_halves(block, self._name, column.vocab_size, is_chosen=True)
+                check_ids(block, self._name, column.vocab_size, is_recorded=False)
         bounds = checked_bounds(ends, len(ids), self._name)
         return FilePart(ids, bounds, check=partial(self._compare, np.arange(total), counts))
 

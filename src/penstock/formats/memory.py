@@ -39,6 +39,11 @@ def in_memory(given: object, **for_files: str | None) -> FilePart:
         raise StoreError(
             f"{kind} is a dataset in memory. Write it with save_to_disk(path), and open this path."
         )
+    # Stores have items too, so NumPy would read all documents before it refuses them.
+    if hasattr(given, "part_tokens") or hasattr(given, "snapshot"):
+        raise StoreError(
+            f"The {kind} is open already. Pass it to Windows, Packs or Documents as it is."
+        )
     if isinstance(given, Sequence) and any(isinstance(each, str | os.PathLike) for each in given):
         raise StoreError(
             "A list of paths was given, and one path or pattern is opened at once. Pass a list of "

@@ -20,7 +20,7 @@ import numpy as np
 from penstock.errors import StoreError
 from penstock.formats.mapped import MappedArray, first_bytes, is_listed, size_of
 from penstock.formats.member import Ids
-from penstock.formats.sample import check_not_halves, spread_blocks
+from penstock.formats.sample import check_not_halves, check_sampled, spread_blocks
 from penstock.formats.token_files import FilePart, checked_bounds
 
 RAW_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
@@ -51,6 +51,7 @@ def open_raw(path: Path, dtype: str | None, usual: str, vocab_size: int) -> File
         )
     ids = MappedArray(path, kind)
     check_raw(ids.array(), path, vocab_size, is_chosen=chosen is not None)
+    check_sampled(ids.array(), path, vocab_size, is_recorded=False)
     return FilePart(ids)
 
 

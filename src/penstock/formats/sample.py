@@ -49,14 +49,22 @@ def all_blocks(array: Ids) -> Iterator[Array]:
         yield array[start : start + _AT_ONCE]
 
 
-def check_sampled(ids: Ids, path: object, vocab_size: int | None = None) -> None:
+def check_sampled(
+    ids: Ids, path: object, vocab_size: int | None = None, *, is_recorded: bool = True
+) -> None:
     """Check the ids of the blocks of `spread_blocks`, as `check_ids` does."""
     for block in spread_blocks(ids):
-        check_ids(block, path, vocab_size)
+        check_ids(block, path, vocab_size, is_recorded=is_recorded)
 
 
-def check_ids(block: Array, path: object, vocab_size: int | None) -> None:
-    """Raise StoreError if an id is negative, or not below the vocabulary size."""
+def check_ids(
+    block: Array, path: object, vocab_size: int | None, *, is_recorded: bool = True
+) -> None:
+    """Raise StoreError if an id is negative, or not below the vocabulary size.
+
+    The error advises another dtype only if the file does not record its dtype (`is_recorded`):
+    otherwise `open_tokens` refuses any other one.
+    """
     if not len(block):
         return
     lowest, highest = int(block.min()), int(block.max())
@@ -72,9 +80,12 @@ def check_ids(block: Array, path: object, vocab_size: int | None) -> None:
         )
     if vocab_size is not None and highest >= vocab_size:
         advice = ""
-        if block.dtype.itemsize >= 4 and _fits_halves(block, vocab_size):
+        if not is_recorded and block.dtype.itemsize >= 4 and _fits_halves(block, vocab_size):
             half = f"uint{block.dtype.itemsize * 4}"
-            advice = f' Read as {half}, all ids would be below it: pass dtype="{half}".'
+            advice = (
+                f" Read as {half}, all ids would be below it. If they are {half}, pass "
+                f'dtype="{half}".'
+            )
         raise StoreError(
             f"{path} has the token id {highest:,}, but the vocabulary has {vocab_size:,} ids. The "
             f"file has another dtype than {block.dtype}, another tokenizer, or is damaged.{advice}"
@@ -83,6 +94,9 @@ def check_ids(block: Array, path: object, vocab_size: int | None) -> None:
 
 def _fits_halves(block: Array, vocab_size: int) -> bool:
     half = np.dtype(f"<u{block.dtype.itemsize // 2}")
+    # All halves are in a larger vocabulary, so they show nothing, and the dtype would be refused.
+    if vocab_size - 1 > np.iinfo(half).max:
+        return False
     return bool(np.ascontiguousarray(block).view(half).max() < vocab_size)
 
 

@@ -91,7 +91,7 @@ def find_documents(
             ends with it; of a path that exists, the size must be that of the input.
         record: Byte offset of the record in the decompressed file; the row number in Parquet and
             Arrow files; the number of the item in a JSON array of conversations and in texts from
-            memory.
+            memory; the number of the document in token files that were imported.
         source: Search this source only.
 
     Raises:
@@ -251,9 +251,9 @@ def _not_found(
         return StoreError(
             f"No document begins at record {record:,} of {file}; the nearest begin at {near}. A "
             "record is the number that penstock inspect and penstock decode show: the byte offset "
-            "in the decompressed file, the row of a Parquet or Arrow file, or the item of a JSON "
-            "array of conversations, counted from 0. It may also have been rejected: see "
-            "rejects.jsonl in the store."
+            "in the decompressed file, the row of a Parquet or Arrow file, the item of a JSON "
+            "array of conversations, or the document of token files that were imported, counted "
+            "from 0. It may also have been rejected: see rejects.jsonl in the store."
             f"{unknown}"
         )
     close = get_close_matches(file, sorted(names), 3)

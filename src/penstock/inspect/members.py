@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.formats.member import Array, Integers
+from penstock.formats.member import Array, Integers, Member
 from penstock.formats.sample import all_blocks
 from penstock.formats.token_files import TokenFiles
 from penstock.order.budget import Budget
@@ -74,18 +74,32 @@ class FileDocuments:
 Searched = TokenStore | FileDocuments
 
 
-def documents_of_parts(store: Searched) -> Integers:
+def documents_of_parts(member: Member | FileDocuments) -> Integers:
     """Return the number of documents, or pieces of documents, of each part."""
-    return store.manifest.part_documents if isinstance(store, TokenStore) else store.part_documents
+    if isinstance(member, TokenStore):  # no bounds are read
+        return member.manifest.part_documents
+    if isinstance(member, FileDocuments):
+        return member.part_documents
+    parts = range(len(member.part_tokens))
+    return np.array([len(member.part_bounds(part)) for part in parts], np.int64)
+
+
+def _names(plan: Plan | Budget, source: str | None) -> list[str]:
+    """Return the name of a source, or those of all.
+
+    Raises:
+        PlanError: the plan has no such source.
+    """
+    if source is not None and source not in plan.sources:
+        raise PlanError(f'There is no source "{source}"; the sources are {", ".join(plan.names)}.')
+    return [*plan.names] if source is None else [source]
 
 
 def members(
     plan: Plan | Budget, source: str | None
 ) -> Iterator[tuple[str, int, TokenStore | TokenFiles | ArrayFile]]:
     """Yield the stores and token files of all sources: the source, the number in it, the store."""
-    if source is not None and source not in plan.sources:
-        raise PlanError(f'There is no source "{source}"; the sources are {", ".join(plan.names)}.')
-    for name in plan.names if source is None else (source,):
+    for name in _names(plan, source):
         stream = plan.sources[name].stream
         for number, member in enumerate(stream.members if stream is not None else ()):
             assert isinstance(member, TokenStore | TokenFiles | ArrayFile)
@@ -102,8 +116,8 @@ def not_searched(
         source: This source only.
         numbered: Whether documents are searched by their numbers, and not by records of inputs.
     """
-    names = plan.names if source is None else [source]
-    return [f"the rows of {each}" for each in names if plan.sources[each].stream is None] + [
+    names = [each for each in _names(plan, source) if plan.sources[each].stream is None]
+    return [f"the rows of {each}" for each in names] + [
         str(member.path)
         for _, _, member in members(plan, source)
         if not (member.has_documents if numbered else isinstance(member, TokenStore))

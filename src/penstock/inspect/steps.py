@@ -40,8 +40,8 @@ class RowDocument:
     file: str
     """The input file, as it was given to the build."""
     record: int
-    """Byte offset in the decompressed file; the row number in Parquet and Arrow files; the number
-    of the item in a JSON array of conversations and in texts from memory."""
+    """Byte offset in the decompressed file; the number of the row in Parquet and Arrow files, of
+    the item in JSON arrays and texts from memory, or of the document in imported token files."""
     first_token: int
     """The first token of the document that the row holds."""
     num_tokens: int

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import MissingTokenizerError
 from penstock.formats.member import Member
+from penstock.inspect.members import documents_of_parts
 from penstock.store.reader import TokenStore
 from penstock.store.summary import Lengths, lengths_of
 from penstock.tokenize.tokenizer import Tokenizer
@@ -77,14 +78,6 @@ def _release(member: Member, part: int) -> None:
 def num_tokens(member: Member) -> int:
     """Return the number of tokens of all parts."""
     return int(member.part_tokens.sum())
-
-
-def documents_of_parts(member: Member) -> NDArray[np.int64]:
-    """Return the number of documents of each part; no bounds of a store are read."""
-    if isinstance(member, TokenStore):
-        return np.asarray(member.manifest.part_documents, np.int64)
-    parts = range(len(member.part_tokens))
-    return np.array([len(member.part_bounds(part)) for part in parts], np.int64)
 
 
 def find_tokenizer(member: Member, given: object = None) -> Tokenizer | None:

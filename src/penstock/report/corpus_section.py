@@ -9,6 +9,7 @@ from penstock.cli.terminal import visible
 from penstock.cli.units import number_of, size_text
 from penstock.errors import StoreError
 from penstock.formats.member import Member
+from penstock.inspect.members import documents_of_parts
 from penstock.report.corpus import (
     MOST_HASHED,
     MOST_TOKENS,
@@ -17,7 +18,6 @@ from penstock.report.corpus import (
     TokenCounts,
     count_tokens,
     document_ids,
-    documents_of_parts,
     find_duplicates,
     find_tokenizer,
     measure_lengths,

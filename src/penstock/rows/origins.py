@@ -30,8 +30,8 @@ class RowOrigin(NamedTuple):
     file: str
     """The input file, as it was given to the build."""
     offset: int
-    """Byte offset in the decompressed file; the row number in Parquet and Arrow files; the number
-    of the item in a JSON array of conversations and in texts from memory."""
+    """Byte offset in the decompressed file; the number of the row in Parquet and Arrow files, of
+    the item in JSON arrays and texts from memory, or of the document in imported token files."""
 
     def text(self, tokenizer: object = None) -> str:
         """Return the text of the span; see `TokenStore.decode`."""

@@ -57,10 +57,18 @@ class Packs(PieceRows):
         if others or not isinstance(store, TokenStore) or not store.sealed:
             return
         if store.manifest.num_documents == 1 and self.num_split:
+            advice = (
+                "build the store again and say where they end, for example with "
+                'documents="paragraphs" (--documents paragraphs) of penstock.build.'
+            )
+            if "imported" in store.manifest.builds[0]["reading"]:
+                advice = (
+                    "import token files of a format that records where they end, such as Megatron, "
+                    "datatrove, MDS or Parquet, or build the store from the text."
+                )
             warnings.warn(
                 f"{self.stream} is one document, so these rows keep nothing apart. If its text has "
-                "several documents, build the store again and say where they end, for example with "
-                'documents="paragraphs" (--documents paragraphs) of penstock.build.',
+                f"several documents, {advice}",
                 stacklevel=3,
             )
 

@@ -221,12 +221,17 @@ def make_tree(directory: Path) -> None:
     """Make a directory and its parents, unless they exist.
 
     Raises:
-        StoreError: there is a file of the same name.
+        StoreError: there is a file of the same name, or a link to a missing place.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         taken = next(each for each in (directory, *directory.parents) if os.path.lexists(each))
+        if taken.is_symlink() and not taken.exists():
+            raise StoreError(
+                f"{taken} is a link to {taken.readlink()}, which does not exist. Make that "
+                "directory, or delete the link."
+            ) from None
         raise StoreError(
             f"{taken} is a file, and a directory is needed there. Choose a name that is not taken."
         ) from None

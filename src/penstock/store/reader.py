@@ -46,15 +46,17 @@ class Origin:
 
     file: str
     offset: int
-    """Byte offset in the decompressed file; the row number in Parquet and Arrow files; the number
-    of the item in a JSON array of conversations and in texts from memory."""
+    """Byte offset in the decompressed file; the number of the row in Parquet and Arrow files, of
+    the item in JSON arrays and texts from memory, or of the document in imported token files."""
 
 
 def record_unit(store: "TokenStore", file: str) -> str:
-    """What the number of an origin counts: bytes ("offset"), rows or items."""
+    """What the number of an origin counts: bytes ("offset"), rows, items or documents."""
     units = {"parquet": "row", "arrow": "row", "texts": "item"}
-    found = (each["format"] for each in store.manifest.inputs if each["name"] == file)
-    return units.get(next(found, ""), "offset")
+    for done in store.manifest.builds:
+        if kinds := [each["format"] for each in done["inputs"] if each["name"] == file]:
+            return "document" if "imported" in done["reading"] else units.get(kinds[0], "offset")
+    return "offset"
 
 
 class TokenStore:

@@ -46,7 +46,7 @@ def row_reader(job: TrainingJob) -> RowReader:
 
     def check(tokens: Array) -> None:
         if tokens.size:
-            check_tokens(int(tokens.min()), int(tokens.max()), job.model.vocab_size)
+            check_tokens(int(tokens.min()), int(tokens.max()), job.model.vocab_size, job.plan)
 
     return RowReader(job.plan, check)
 
@@ -130,7 +130,7 @@ def evaluation_microbatches(
             inputs, targets = batch["inputs"], batch["targets"]
             ids = torch.cat([inputs.flatten(), targets[targets != -100]])
             lowest, highest = torch.stack(ids.aminmax()).tolist()
-            check_tokens(lowest, highest, vocab_size)
+            check_tokens(lowest, highest, vocab_size, loader.plan)
         yield from microbatches(batch, rows)
 
 

@@ -12,6 +12,7 @@ from penstock.train.config import TrainingJob
 _GPT2_VOCAB = 50_257
 # The first ids of token files that are checked before the first step, which takes 0.1 seconds.
 _CHECKED_IDS = 1 << 24
+_SHOWN = 3
 
 
 def stores_of(rows: Rows) -> tuple[Member, ...]:
@@ -44,18 +45,23 @@ def _vocab_size(member: Member) -> int:
     return size
 
 
-def check_tokens(lowest: int, highest: int, vocab_size: int) -> None:
-    """Raise TrainError for rows with a token id that the model does not have.
+def check_tokens(lowest: int, highest: int, vocab_size: int, plan: AnyPlan) -> None:
+    """Raise TrainError for rows of a plan with a token id that the model does not have.
 
     `check_vocabulary` reads samples of token files. Without this, an id between them would end the
     run with an IndexError, or crash the CUDA context.
     """
     wrong = lowest if lowest < 0 else highest
     if not 0 <= wrong < vocab_size:
+        members = [each for rows in plan.sources.values() for each in stores_of(rows)]
+        paths = [str(each.path) for each in members if not isinstance(each, TokenStore)]
+        files = ", ".join(paths[:_SHOWN])
+        if len(paths) > _SHOWN:
+            files += f" and {len(paths) - _SHOWN:,} more"
         raise TrainError(
             f"The next rows have the token id {wrong:,}, but the vocabulary of the model has "
             f"{vocab_size:,} ids. The token files are damaged, or of a tokenizer with more ids. "
-            f"Find the file with penstock verify --vocab-size {vocab_size}, or set "
+            f"Check {files or 'them'} with penstock verify PATH --vocab-size {vocab_size}, or set "
             "model.vocab_size."
         )
 
