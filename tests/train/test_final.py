@@ -88,19 +88,28 @@ def test_a_stopped_evaluation_writes_nothing_and_is_repeated(job):
 
 
 class Clock:
-    """A speed of two seconds a step."""
+    """A speed of two seconds a step, and of 2.5 on average."""
 
-    num_steps, last_pause, seconds_per_step = 20, 3.0, 2.0
+    num_steps, last_pause, seconds_per_step, mean_seconds_per_step = 20, 3.0, 2.0, 2.5
 
 
 def test_time_is_kept_for_the_final_loss():
     config = TrainingConfig(max_minutes=10, val_every=30)
 
-    # 582 s are planned, 82 s are over, and 10 steps of 2 s are for the final loss.
-    assert TimeLimit(config, Clock(), 10).num_steps(82) == int(480 / 2.1)
-    assert TimeLimit(config, Clock(), 0).num_steps(82) == int(500 / 2.1)
-    assert not TimeLimit(config, Clock(), 10).is_over(577)
-    assert TimeLimit(config, Clock(), 10).is_over(577.1)
+    # 582 s are planned, 82 s are over, 3 s are for the last validation, and 10 steps of 2 s are for
+    # the final loss.
+    assert TimeLimit(config, Clock(), 10).num_steps(82) == int(477 / 2.1)
+    assert TimeLimit(config, Clock(), 0).num_steps(82) == int(497 / 2.1)
+    # A validation of 3 s, the final loss, the step that is queued and the one after it.
+    assert not TimeLimit(config, Clock(), 10).is_over(573)
+    assert TimeLimit(config, Clock(), 10).is_over(573.1)
+
+
+def test_steps_that_became_slower_shorten_the_plan_when_the_reserve_is_used_up():
+    limit = TimeLimit(TrainingConfig(max_minutes=10, val_every=30), Clock(), 0)
+
+    assert limit.fewer_steps(100, 191) is None
+    assert limit.fewer_steps(100, 192) == int((600 * 0.99 - 103) / 2.6) == 188
 
 
 def test_a_run_without_a_limit_is_never_over():

@@ -239,6 +239,39 @@ def test_other_minutes_are_planned_for_anew(job, clock):
     assert run(job(steps=None, max_minutes=0.1)).progress.step > again.step + 1
 
 
+def test_more_minutes_do_not_raise_the_learning_rate_to_its_peak(job, clock):
+    limits = {"steps": None, "save_every": 10, "val_every": 1_000}
+    first = run(job(max_minutes=0.05, **limits))
+    logged = []
+    made = job(max_minutes=0.1, **limits)
+    again = run(made, log=logged.append).progress
+    rates = [each["rate"] for each in lines(made) if "rate" in each]
+
+    step = first.progress.step
+    assert rates[step - 1] < 0.2
+    assert rates[step] < 0.8
+    assert again.step > step
+    assert rates[-1] < 0.2
+    (raised,) = [each for each in logged if "learning rate" in str(each)]
+    assert raised.startswith("the schedule now ends after step ")
+
+
+def test_a_run_that_becomes_slower_ends_its_schedule_in_time(job, monkeypatch):
+    """The clock runs three times as fast after 400 readings."""
+    ticks = itertools.count()
+    now = iter(np.cumsum([0.01 if next(ticks) < 400 else 0.03 for _ in range(100_000)]).tolist())
+    fake = SimpleNamespace(perf_counter=lambda: next(now))
+    for module in ("penstock.train.run", "penstock.train.metrics"):
+        monkeypatch.setattr(sys.modules[module], "time", fake)
+    logged = []
+    made = job(steps=None, max_minutes=0.2, val_every=10, save_every=10_000)
+    progress = run(made, log=logged.append).progress
+
+    assert progress.steps - progress.step <= 2
+    assert [each["rate"] for each in lines(made) if "rate" in each][-1] < 0.11
+    assert any("planned" in str(each) and "instead of" in str(each) for each in logged)
+
+
 def test_a_validation_loss_that_is_no_number_ends_the_run_before_it_is_saved(job):
     hot = OptimizationConfig(learning_rate=1e30, warmup_steps=0)
     made = job(steps=1, optimization=hot)
@@ -438,7 +471,8 @@ def test_a_resumed_run_says_that_its_steps_have_another_number_of_rows(job):
     again = []
     run(job(steps=9, batch_size=2), log=again.append)
 
-    assert logged[1] == (
+    assert logged[1].startswith("the schedule now ends after step 8, so the learning rate rises")
+    assert logged[2] == (
         "a step had 4 rows before, on 1 process, and now has 2, on 1 process. To keep the steps of "
         "a run the same on any number of processes, set training.global_batch_size=4."
     )

@@ -113,14 +113,33 @@ class _Loop:
         with self.checkpoints.refuse_odd_fields():
             self.learner.load(saved)
             self.loader.load_state_dict(saved["data"])
-            self.progress = RunProgress(**saved["progress"])
-        if self.config.steps is not None:
-            self.progress = replace(self.progress, steps=self.config.steps, minutes=None)
-        elif self.progress.minutes != self.config.max_minutes:  # plan the steps again
-            self.progress = replace(self.progress, steps=None, minutes=None)
+            self.progress = before = RunProgress(**saved["progress"])
+        steps, minutes = self.config.steps, self.config.max_minutes
+        if steps is None and before.minutes == minutes:
+            steps = before.steps
+        elif steps is None and before.steps is not None and minutes is not None:
+            # The steps are planned again when their speed is known. Until then, it is that of the
+            # steps so far: without an end, the learning rate would go back to its peak.
+            steps = max(before.step, int(before.step * 60 * minutes / before.seconds))
+        planned = (
+            before.minutes if self.config.steps is None and minutes == before.minutes else None
+        )
+        self.progress = replace(before, steps=steps, minutes=planned)
         self.log(f"resuming after step {self.progress.step:,}")
+        self._log_raised_rate(before.steps)
         if changed := changed_step(self.job.output, self.step_rows, self.world.size):
             self.log(changed)
+
+    def _log_raised_rate(self, old_steps: int | None) -> None:
+        """Log that the next step has a higher learning rate, because the run has a later end."""
+        step, steps, settings = self.progress.step, self.progress.steps, self.job.optimization
+        old, new = settings.rate(max(0, step - 1), old_steps), settings.rate(step, steps)
+        if steps is not None and step > settings.warmup_steps and new > old:
+            peak = settings.learning_rate
+            self.log(
+                f"the schedule now ends after step {steps:,}, so the learning rate rises from "
+                f"{peak * old:.2g} to {peak * new:.2g}, and falls from there"
+            )
 
     def run(self) -> RunResult:
         """Train to the end, and draw the loss curve."""
@@ -194,6 +213,8 @@ class _Loop:
                         self._validate()
                     if saves:
                         self._save()
+                if validates:
+                    self._plan_fewer_steps()
         if pending is not None:
             self._finish_step(pending)
 
@@ -240,7 +261,8 @@ class _Loop:
         self.stopping |= stop > 0
         self.interrupted |= stop >= _STOP_REQUEST
         self.throughput.add_step(num_targets, queued.waited)
-        if self.progress.steps is None and self.throughput.num_steps == Throughput.TIMED_STEPS:
+        is_planned = self.config.steps is not None or self.progress.minutes is not None
+        if not is_planned and self.throughput.num_steps == Throughput.TIMED_STEPS:
             self._plan_steps()
         learning_rate = self.job.optimization.learning_rate * queued.rate
         values = {
@@ -289,6 +311,17 @@ class _Loop:
         self.progress = replace(self.progress, steps=steps, minutes=minutes)
         each = f"{self.throughput.seconds_per_step * 1e3:,.0f} ms"
         self.log(f"planned {steps:,} steps of {each}, to end within max_minutes={minutes:g}")
+
+    def _plan_fewer_steps(self) -> None:
+        """Let the schedule end earlier if steps became so slow that the reserve is used up."""
+        planned = self.progress.steps
+        if planned is None or self.progress.minutes is None or self.throughput.num_steps < 2:
+            return
+        fewer = self.limit.fewer_steps(time.perf_counter() - self.started, planned - self.queued)
+        steps = self.world.from_main(planned if fewer is None else self.queued + fewer)
+        if steps < planned:
+            self.progress = replace(self.progress, steps=steps)
+            self.log(f"planned {steps:,} steps instead of {planned:,}, because they became slower")
 
     def _validate(self) -> None:
         """Compute the validation loss, and see whether it reaches the target."""

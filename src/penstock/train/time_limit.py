@@ -2,14 +2,15 @@
 
     max_minutes  ├── steps, with validations between them ──┤ final loss ├ reserve ┤
 
-The steps are planned once, after the first ones were timed, so that the learning rate has a
-schedule. If later steps are slower, the run stops in time before its last planned step.
+The steps are planned after the first ones were timed, so that the learning rate has a schedule. If
+later steps are slower and use up the reserve, fewer steps are planned after a validation.
 """
 
 from penstock.train.config import TrainingConfig
 from penstock.train.metrics import Throughput
 
 _PLANNED_SHARE = 0.97  # of max_minutes; the rest is reserve for slower steps
+_LATER_SHARE = 0.99  # the same, where the reserve is used up and fewer steps are planned
 
 
 class TimeLimit:
@@ -27,21 +28,35 @@ class TimeLimit:
         self._throughput, self._final_steps = throughput, final_steps
 
     def is_over(self, seconds: float) -> bool:
-        """Whether no time would be left after one more validation.
+        """Whether no time would be left after two more steps and one more validation.
+
+        Two, because the loop asks before a step, and ends after it.
 
         Args:
             seconds: The time spent so far.
         """
-        needed = self._throughput.last_pause + self._final_seconds
+        speed = self._throughput
+        steps = 2 * speed.seconds_per_step if speed.num_steps > 1 else 0.0
+        needed = steps + speed.last_pause + self._final_seconds
         return self._minutes is not None and seconds + needed > 60 * self._minutes
 
     def num_steps(self, seconds: float) -> int:
-        """How many more steps fit into the limit, by the speed so far."""
+        """How many more steps fit into the limit, by the speed of the last ones."""
+        return self._fitting(seconds, _PLANNED_SHARE, self._throughput.seconds_per_step)
+
+    def fewer_steps(self, seconds: float, left: int) -> int | None:
+        """How many more steps fit into the limit, by the mean speed; None if `left` of them do."""
+        mean = self._throughput.mean_seconds_per_step
+        if left <= self._fitting(seconds, 1.0, mean):
+            return None
+        return self._fitting(seconds, _LATER_SHARE, mean)
+
+    def _fitting(self, seconds: float, share: float, seconds_per_step: float) -> int:
         assert self._minutes is not None  # TrainingConfig demands steps or max_minutes
-        left = 60 * self._minutes * _PLANNED_SHARE - seconds - self._final_seconds
+        pause = self._throughput.last_pause
+        left = 60 * self._minutes * share - seconds - pause - self._final_seconds
         # The time of a validation, divided among the steps between two of them.
-        pause = self._throughput.last_pause / self._val_every
-        return max(0, int(left / (self._throughput.seconds_per_step + pause)))
+        return max(0, int(left / (seconds_per_step + pause / self._val_every)))
 
     @property
     def _final_seconds(self) -> float:
