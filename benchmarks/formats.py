@@ -9,11 +9,11 @@ store has the parts that `build` would write for so many tokens of GPT-2; a stor
 shown beside it. A figure of the second table is the speed of batches of 32 rows as int64 tensors,
 in turns of a second, of `penstock.Loader` with its usual settings, and of the loader of the format
 (own_loaders.py, peers.py) without worker processes, from the same files. penstock shuffles; it is
-also measured in the order of the file where the other loader reads in that order. Packages that are
-not installed are left out. Files of MosaicML Streaming, LitData and datasets have rows of
-1,025 ids, as peers.py writes them. Cases alternate, in the first table after each step, so that
-other work on the machine affects all of them. Each is shown in millions of tokens a second: median
-(lowest to highest).
+also measured in the order of the file where the other loader reads in that order, with its thread
+and without it. Packages that are not installed are left out. Files of MosaicML Streaming, LitData
+and datasets have rows of 1,025 ids, as peers.py writes them. Cases alternate, in the first table
+after each step, so that other work on the machine affects all of them. Each is shown in millions of
+tokens a second: median (lowest to highest).
 """
 
 import argparse
@@ -142,8 +142,10 @@ def compare_loaders(loaders, repetitions, seconds):
         shuffled = ps.Loader(rows, BATCH, seed=17, format="tuple")
         turns = {"own": own, "shuffled": Turns(shuffled.__iter__)}
         if name.endswith(", in order"):
-            in_order = ps.Loader(rows, BATCH, shuffle="none", format="tuple")
-            turns["in order"] = Turns(in_order.__iter__)
+            # These loops use no thread, so penstock is measured without its thread, too.
+            for case, prefetch in (("in order", 2), ("in order, no thread", 0)):
+                in_order = ps.Loader(rows, BATCH, shuffle="none", format="tuple", prefetch=prefetch)
+                turns[case] = Turns(in_order.__iter__)
         cases = {each: functools.partial(turn.speed, seconds) for each, turn in turns.items()}
         alternate(cases, 1)  # starts threads, and loads pages
         speeds = alternate(cases, repetitions)
@@ -152,7 +154,7 @@ def compare_loaders(loaders, repetitions, seconds):
             pairs = zip(speeds["own"], speeds[each], strict=True)
             ratios = [mine / theirs for theirs, mine in pairs if theirs]
             shown = f"{statistics.median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f})"
-            print(f"  penstock, {each:10} {spread(speeds[each])}, {shown} times as fast")
+            print(f"  penstock, {each:20} {spread(speeds[each])}, {shown} times as fast")
         if name in PEERS:
             own.finish()
 
