@@ -173,7 +173,7 @@ class _Opener:
         sides = store_sides(store)
         assert sides is not None  # `build` has returned
         if not existed:
-            self._log(f"a document is {describe_rules(manifest_at(sides[0]).builds)}")
+            self._log(f"a document is {describe_rules(manifest_at(sides[0]).contents)}")
         return sides
 
     def streamed(self, given: str) -> Any:
