@@ -39,7 +39,7 @@ from penstock.train.config import (
 
 RowKind = Literal["windows", "packs"]
 Config = TypeVar("Config")
-DEFAULT_TOKENIZER = "gpt2"
+DEFAULT_TOKENIZER, DEFAULT_SIZE = "gpt2", "124M"
 Tables = dict[str, Any]
 """The values of a TOML file by name; a table is a dict inside."""
 
@@ -158,7 +158,7 @@ class Recipe:
         A `vocab_size` in the recipe takes precedence.
         """
         changes = {"vocab_size": vocab_size, "length": self.data.length, **self.model}
-        return model_config(changes.pop("size", "124M"), **changes)
+        return model_config(changes.pop("size", DEFAULT_SIZE), **changes)
 
 
 # The settings of each table, with their types.
