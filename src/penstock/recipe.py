@@ -39,7 +39,7 @@ from penstock.train.config import (
 
 RowKind = Literal["windows", "packs"]
 Config = TypeVar("Config")
-DEFAULT_TOKENIZER = "gpt2"
+DEFAULT_TOKENIZER, DEFAULT_SIZE = "gpt2", "124M"
 Tables = dict[str, Any]
 """The values of a TOML file by name; a table is a dict inside."""
 
@@ -56,6 +56,8 @@ class SourceConfig:
     """How rows are made from this source, if not as `DataConfig.rows` says."""
     tokens: TokenOptions | None = None
     """How its token files are opened, if `train` names token files of another tool."""
+    field: str | None = None
+    """The field of its text, if not as `DataConfig.field` says."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +86,8 @@ class DataConfig:
     on an existing store, except that its sample of text is decoded with a tokenizer named here."""
     documents: str = "auto"
     """What a document is, as in `penstock.build`."""
+    field: str = "text"
+    """The JSON field or table column that holds the text; `a.b` is the field `b` inside `a`."""
     eos: bool = True
     """Whether the end token follows each document."""
     split: str | None = None
@@ -154,7 +158,7 @@ class Recipe:
         A `vocab_size` in the recipe takes precedence.
         """
         changes = {"vocab_size": vocab_size, "length": self.data.length, **self.model}
-        return model_config(changes.pop("size", "124M"), **changes)
+        return model_config(changes.pop("size", DEFAULT_SIZE), **changes)
 
 
 # The settings of each table, with their types.

@@ -13,6 +13,8 @@ import tokenizers
 import penstock
 from penstock.chat.chat import Chat
 from penstock.errors import StoreError, TemplateError, TokenizerError
+from penstock.tokenize.known import _find
+from penstock.tokenize.special_tokens import log_added
 from penstock.tokenize.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parent.parent.parent
@@ -185,6 +187,22 @@ def test_what_was_added_is_logged_with_the_sizes_a_model_needs(caplog, gpt2):
     assert "<|only in this test|> (50,257)" in line
     assert "vocabulary now has 50,258 tokens" in line
     assert "multiple of 64 is 50,304" in line
+
+
+@pytest.mark.parametrize("base", ["gpt2", "bytes"])
+@pytest.mark.parametrize("given", [True, False])
+def test_what_was_added_is_not_logged_again_when_a_store_is_read(base, given, tmp_path, caplog):
+    log_added.cache_clear()
+    store = penstock.build(
+        penstock.Texts(["a"]), tmp_path / "a", tokenizer=base, add_tokens=["<|read|>"]
+    )
+    assert "<|read|>" in caplog.text
+    caplog.clear()
+    log_added.cache_clear()  # as in a new process
+    _find.cache_clear()
+
+    assert store.load_tokenizer(base if given else None).added_tokens
+    assert not caplog.text
 
 
 def test_an_extended_tokenizer_is_the_one_that_tokenizers_extends(small_tokenizers):

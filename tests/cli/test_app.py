@@ -108,7 +108,7 @@ def test_an_error_of_the_system_has_no_traceback(invoke, corpus):
         (["build", "x", "-o", "y", "--special-tokens", "drop"], ["text", "parse"]),
         (["build", "x", "-o", "y", "--engine", "fast"], ["auto", "gigatoken", "tokenizers"]),
         (["build", "x"], ["--output"]),
-        (["decode", "x"], ["--document"]),
+        (["decode"], ["STORE"]),
         (["buidl"], ["build"]),
     ],
 )

@@ -49,6 +49,10 @@ def test_several_documents_are_set_apart(invoke, store):
     assert shown.split("\n\n")[1].startswith("document 3 of 4, 12 tokens\n")
 
 
+def test_the_first_document_is_shown_without_a_number(invoke, store):
+    assert invoke("decode", "store").stdout == invoke("decode", "store", "-d", 0).stdout
+
+
 def test_negative_numbers_count_from_the_end(run_json, store):
     assert run_json("decode", "store", "--document", -1)["documents"][0]["text"] == "in the mind"
 

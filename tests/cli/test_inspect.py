@@ -270,8 +270,21 @@ def test_when_finds_a_text_and_says_how_much_of_it_is_seen(run, run_json):
     seen = [each for each in found["documents"] if each["seen"]]
 
     assert len(found["documents"]) == 30
-    assert shown.startswith(f"30 matches of 'dogs.', {len(seen)} seen in steps 1 to 5\n")
+    assert shown.startswith(f"30 matches of 'dogs.', {len(seen)} seen in the run's steps 1 to 5\n")
+    assert shown.count(" document ") == 20
+    assert "… and 10 more; --json lists them" in shown
     assert "0 matches of 'no such text'" in run("when", "run", "--text", "no such text").stdout
+
+
+@pytest.mark.parametrize("option", ["--document", "--text"])
+def test_when_names_a_document_that_is_not_seen(run, run_json, option):
+    found = (run_json("when", "run", "-d", n, "--source", "web")["documents"][0] for n in range(30))
+    number = next(each["document"] for each in found if not each["seen"])
+    wanted = str(number) if option == "--document" else f"Line {number}:"
+    shown = run("when", "run", option, wanted, "--source", "web").stdout
+
+    assert f", document {number} of run/stores/web, " in shown
+    assert "\n  not seen in the run's steps 1 to 5; --set training.steps=NUMBER searches" in shown
 
 
 def test_seen_counts_what_a_checkpoint_has_read(run, run_json):

@@ -29,7 +29,8 @@ BASE = {
     "training.prefetch": "0",
 }
 # These need a text, because an existing store does not ask for them.
-OF_TEXT = ("data.documents", "data.eos", "data.split", "data.stream", "data.tokenizer")
+OF_TEXT = ("data.documents", "data.eos", "data.field", "data.split", "data.stream")
+OF_TEXT += ("data.tokenizer",)
 SETTINGS = [
     "output",
     *_HINTS,

@@ -308,6 +308,14 @@ def test_any_step_can_be_asked_for_without_moving(windows):
             loader[step]
 
 
+@pytest.mark.parametrize(("found", "device"), [(0, "cuda"), (0, "cuda:0"), (2, "cuda:2")])
+def test_a_gpu_that_torch_does_not_find_is_refused(windows, monkeypatch, found, device):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: found)
+
+    with pytest.raises(PlanError, match=f"device='{device}' does not exist: torch finds {found} "):
+        Loader(windows, 8, device=device)
+
+
 def test_asking_for_steps_does_not_disturb_an_iteration(windows):
     expected = inputs(Loader(windows, 8, seed=2, epochs=2))
     loader = Loader(windows, 8, seed=2, epochs=2)

@@ -309,6 +309,7 @@ def test_a_plain_store_says_nothing_of_chats(tmp_path):
 def test_the_summary_counts_the_tokens_that_are_trained_on(chats, tmp_path, build):
     store = build(chats, tmp_path / "store", chat="chatml")
     summary = summarize(store)
+    assert summary.documents == "a record"
 
     assert summary.num_trained == sum(int(loss.sum()) for _, loss in documents(store))
     assert 0 < summary.num_trained < summary.num_tokens

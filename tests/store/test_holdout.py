@@ -155,6 +155,12 @@ def test_every_file_of_both_sides_is_in_a_manifest(tmp_path, sums):
         assert store.manifest.contents["side"] == side
 
 
+@pytest.mark.parametrize("share", ["nan", "inf", "1", "0", "-0.1", "", "a"])
+def test_a_share_is_a_number_between_0_and_1(share, tmp_path):
+    with pytest.raises(StoreError, match="with a share between 0 and 1"):
+        penstock.build(Texts(TEXTS), tmp_path / "s", tokenizer="bytes", split=f"tail:{share}")
+
+
 @pytest.mark.parametrize("append", [False, True])
 @pytest.mark.parametrize(
     ("then", "now", "message"),

@@ -315,6 +315,38 @@ def test_a_folder_is_named_also_from_within(tmp_path, monkeypatch):
         open_job(recipe, lambda _: None)
 
 
+def _records(path, field):
+    """A file of JSON Lines; returns its path."""
+    path.write_text(
+        "".join(json.dumps({field: f"Line {n} of the text."}) + "\n" for n in range(99))
+    )
+    return str(path)
+
+
+def test_a_setting_names_the_field_of_the_text(tmp_path):
+    path = _records(tmp_path / "in.jsonl", "question")
+    made = job(path, tmp_path, data__field="question", data__val=path)
+
+    assert (
+        made.plan.sources[made.plan.names[0]].stream.members[0].decode(0) == "Line 0 of the text."
+    )
+    with pytest.raises(SourceError, match='no field "text"; it has "question"') as caught:
+        job(path, tmp_path, output=str(tmp_path / "other"))
+    assert "data.field names the field" in caught.value.__notes__[0]
+
+
+def test_each_source_may_name_its_own_field(tmp_path):
+    sources = {
+        "web": {"train": _records(tmp_path / "web.jsonl", "body")},
+        "math": {"train": _records(tmp_path / "math.jsonl", "question"), "field": "question"},
+    }
+    data = {"length": 16, "tokenizer": "bytes", "field": "body", "sources": sources}
+    tables = {"output": str(tmp_path / "run"), "data": data, "training": {"steps": 1}}
+
+    plan = open_job(parse_recipe(tables, "mix.toml"), ignore).plan
+    assert plan.names == ("web", "math")
+
+
 def test_only_the_source_may_be_a_recipe():
     with pytest.raises(RecipeError, match=r"'a\.toml' cannot be the data to train on"):
         choose_recipe(None, {"data.train": "a.toml"}, None, ignore)

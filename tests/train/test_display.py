@@ -1,6 +1,7 @@
 """The loss curve, the progress line, metrics.jsonl and the sample of text."""
 
 import io
+import math
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -90,6 +91,11 @@ def test_a_report_is_one_line():
         "wait 0.1%  1.2 GB"
     )
     assert "MFU" not in report_line(report(mfu=None))
+
+
+def test_the_first_step_has_no_speed():
+    first = report(tokens_per_second=0.0, mfu=0.0, seconds_left=math.inf)
+    assert "lr 0.0028  wait 0.1%  1.2 GB" in report_line(first)
 
 
 def test_without_a_terminal_lines_come_now_and_then():

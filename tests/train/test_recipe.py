@@ -160,13 +160,21 @@ def test_flags_change_any_recipe(tmp_path):
     guessed = []
     recipe = choose_recipe(str(tmp_path / "a.toml"), changes, None, guessed.append)
 
-    assert not guessed
+    assert guessed == ['guessed model.size = "124M"']
     assert (recipe.data.train, recipe.data.val, recipe.data.length) == ("t", "v", 64)
     assert recipe.data.documents == "file"
     assert (recipe.training.batch_size, recipe.training.prefetch) == (3, 4)
     assert recipe.training.compile
     assert recipe.training.max_minutes == 2.0
     assert recipe.output == Path("o")
+
+
+def test_a_size_that_the_recipe_or_a_flag_gives_is_not_guessed(tmp_path):
+    (tmp_path / "a.toml").write_text('[data]\ntrain = "x"\n[training]\nsteps = 5\n')
+    for name, value in (("model.size", "nano"), ("model.layers", 2)):
+        guessed = []
+        choose_recipe(str(tmp_path / "a.toml"), {name: value}, None, guessed.append)
+        assert not guessed
 
 
 def test_a_training_file_that_a_flag_names_is_read_line_by_line():

@@ -290,7 +290,7 @@ def _counts(stores: dict[str, "TokenStore"]) -> dict[str, Any]:
         "stores": sides,
         "num_documents": sum(store.manifest.num_documents for store in stores.values()),
         "num_pieces": sum(map(len, stores.values())),
-        "documents": describe_rules(contents["builds"]),
+        "documents": describe_rules(contents),
         "num_tokens": sum(store.num_tokens for store in stores.values()),
         "vocab_size": vocab_size,
         "padded_vocab_size": padded_vocab_size(vocab_size),

@@ -32,7 +32,7 @@ def decode_command(
     store: options.AnyStore,
     document: Annotated[
         int, option("0 is the first document, -1 the last.", "NUMBER", "--document", "-d")
-    ],
+    ] = 0,
     count: Annotated[
         int, option("The number of documents to show, at most.", "NUMBER", "--count", "-n", least=1)
     ] = 1,

@@ -104,7 +104,7 @@ def _show(fetched: "Fetched", stores: "dict[str, TokenStore]") -> None:
     if stores:
         from penstock.store.summary import describe_rules
 
-        rows["document is"] = describe_rules(store.manifest.contents["builds"])
+        rows["document is"] = describe_rules(store.manifest.contents)
     received = f", {size_text(fetched.received_bytes)} received" if fetched.received_bytes else ""
     took = f"{duration_text(fetched.seconds)}{received}"
     title = f"{fetched.entry.name} is in {fetched.directory} ({took})"

@@ -1,5 +1,6 @@
 """`penstock when`: the steps at which a document or a text is seen."""
 
+import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -143,21 +144,22 @@ def _show(
     text: str | None,
 ) -> None:
     last = run.steps.last
-    span = "" if last is None else f" in steps {run.steps.first:,} to {last:,}"
-    # The first to be seen come first. A text that is often found is mostly not seen.
-    seen = sorted((pair for pair in pairs if pair[1]), key=lambda pair: pair[1][0].position)
+    span = "" if last is None else f" in the run's steps {run.steps.first:,} to {last:,}"
     if text is not None:
         matches = f"{len(pairs) + more:,} match{'es' * (len(pairs) + more != 1)}"
-        write(f"{matches} of {visible(repr(text), lines=False)}, {len(seen):,} seen{span}")
-    for each, sightings in (seen if text is not None else pairs)[:_SHOWN_DOCUMENTS]:
+        num_seen = sum(bool(sightings) for _, sightings in pairs)
+        write(f"{matches} of {visible(repr(text), lines=False)}, {num_seen:,} seen{span}")
+    # The first to be seen come first. A text that is often found is mostly not seen.
+    pairs = sorted(pairs, key=lambda pair: pair[1][0].position if pair[1] else math.inf)
+    for each, sightings in pairs[:_SHOWN_DOCUMENTS]:
         size = number_of(each.span[1] - each.span[0], "token")
         write(f"{each.source}: {each}, {size}")
         if sightings:
             _show_sightings(run, sightings)
         else:
-            write(f"  not seen{span}")
-    if len(seen) > _SHOWN_DOCUMENTS:
-        write(f"… and {len(seen) - _SHOWN_DOCUMENTS:,} more; --json lists them")
+            write(f"  not seen{span}; --set training.steps=NUMBER searches more steps")
+    if len(pairs) > _SHOWN_DOCUMENTS:
+        write(f"… and {len(pairs) - _SHOWN_DOCUMENTS:,} more; --json lists them")
     if more:
         write(f"Only the first {_MOST_MATCHES:,} matches were looked up. Give a longer text.")
 

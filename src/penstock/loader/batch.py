@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
+from penstock.errors import PlanError
 from penstock.loader.batch_format import IGNORED, Batch, Shape, Tensors
 from penstock.loader.mesh import RowSlice
 from penstock.loader.read import IDS, MOST_STEPS, Assembler, StepBlock
@@ -181,6 +182,22 @@ def _cut(rows: Array, length: int, overlap: bool) -> Array:
         count = rows.shape[1] // length
         rows = sliding_window_view(rows, length, axis=1)[:, :: length - 1][:, :count]
     return rows.reshape(-1, length)
+
+
+def checked_device(device: str | torch.device) -> torch.device:
+    """The device, which must exist if it is a GPU. This does not initialise CUDA.
+
+    Raises:
+        PlanError: torch does not find this GPU.
+    """
+    found = torch.device(device)
+    if found.type == "cuda" and (found.index or 0) >= (num_gpus := torch.cuda.device_count()):
+        # Numbers count from 0: with two GPUs, the last one is cuda:1.
+        advice = f"cuda:0 to cuda:{num_gpus - 1}" if num_gpus > 1 else "cuda" if num_gpus else "cpu"
+        raise PlanError(
+            f"device={str(device)!r} does not exist: torch finds {num_gpus} GPUs. Use {advice}."
+        )
+    return found
 
 
 class _Slot:

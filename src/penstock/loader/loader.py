@@ -16,7 +16,7 @@ import torch
 from penstock.errors import PlanError, ResumeError
 from penstock.loader import batch_format as formats
 from penstock.loader.arguments import LoaderOptions, ShuffleMode, batch_sizes, place_of, plan_of
-from penstock.loader.batch import DeviceCopy, Made, Maker, made_blocks
+from penstock.loader.batch import DeviceCopy, Made, Maker, checked_device, made_blocks
 from penstock.loader.batch_dict import shown
 from penstock.loader.batch_format import BatchFormat
 from penstock.loader.mesh import AnyMesh
@@ -151,7 +151,7 @@ class Loader(Generic[Batch]):
         self._iterator_number = 0
         self._reader: Ahead[Iterable[Made]] | None = None
         self._prefetch = prefetch
-        self.device = torch.device(device) if device is not None else torch.device("cpu")
+        self.device = checked_device("cpu" if device is None else device)
         chosen = format if isinstance(format, BatchFormat) else BatchFormat(fields=format)
         if row_slice is not None:
             row_slice.check(chosen, self.plan.sources)

@@ -235,7 +235,10 @@ def _text_of(line: bytes, path: list[str], replace: bool) -> tuple[bytes, bool]:
             raise _RefusedLine("duplicate_field", f'"{name}" is given {len(found)} times')
         value = found[0]
     if not isinstance(value, str):
-        raise _RefusedLine("not_a_string", f'"{".".join(path)}" holds {_kind(value)}')
+        full = ".".join(path)
+        raise _RefusedLine(
+            "not_a_string", f'"{full}" holds {_kind(value)}{_inner_field(value, full)}'
+        )
     try:
         return value.encode(), repaired and "\ufffd" in value
     except UnicodeEncodeError as error:
@@ -302,6 +305,17 @@ def _advice(value: Any, depth: int) -> str:
     if depth == 0 and type(value) is str:
         return '; write it as {"text": "…"}, or give the strings as penstock.Texts in Python'
     return ""
+
+
+def _inner_field(value: Any, path: str) -> str:
+    """How to name a string inside an object; empty if there is none."""
+    items = value if isinstance(value, _Object) else ()
+    names = (key for key, item in items if isinstance(item, str) and key and "." not in key)
+    name = next(names, None)
+    if name is None:
+        return ""
+    full = f"{path}.{name}"
+    return f'; name the text in it with field="{full}" (--field {full}) of penstock.build'
 
 
 def _kind(value: Any) -> str:

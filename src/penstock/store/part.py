@@ -233,9 +233,10 @@ def parse_split(
     kind, _, number = str(text).partition(":")
     try:
         share = Decimal(number)
+        is_share = 0 < share < 1  # raises for NaN
     except InvalidOperation:
-        share = Decimal(-1)
-    if kind not in ("tail", "hash") or not 0 < share < 1:
+        is_share = False
+    if kind not in ("tail", "hash") or not is_share:
         raise StoreError(
             f'split={text!r} must be "tail:SHARE" or "hash:SHARE" with a share between 0 and 1. '
             '"tail:0.1" holds out the last tenth, "hash:0.1" a tenth of the documents, chosen by a '

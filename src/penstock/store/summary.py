@@ -127,7 +127,7 @@ def summarize(store: TokenStore) -> Summary:
         digest=store.digest,
         num_documents=manifest.num_documents,
         num_pieces=len(store),
-        documents=describe_rules(builds),
+        documents=describe_rules(contents),
         num_tokens=store.num_tokens,
         num_trained=sum(map(np.count_nonzero, masks)) if is_chat else None,
         bytes_per_token=bytes_per_token(store),
@@ -241,18 +241,22 @@ def _histogram(values: NDArray[np.uint64], counts: NDArray[np.int64]) -> tuple[B
     return tuple(bins[filled[0] : filled[-1] + 1])
 
 
-def describe_rules(builds: list[JsonObject]) -> str:
-    """What a document is in the inputs of all `builds` of a manifest.
+def describe_rules(contents: JsonObject) -> str:
+    """What a document is in the inputs of all builds, from the contents of a manifest.
 
     >>> reading = {"documents": "auto"}
     >>> text, table = {"format": "text"}, {"format": "parquet"}
-    >>> describe_rules([{"reading": reading, "inputs": [text], "documents": {"file": 1}}])
+    >>> whole = {"reading": reading, "inputs": [text], "documents": {"file": 1}}
+    >>> describe_rules({"builds": [whole]})
     'a whole file'
-    >>> describe_rules([{"reading": {"documents": "lines"}, "inputs": [text, table]}])
+    >>> both = {"reading": {"documents": "lines"}, "inputs": [text, table]}
+    >>> describe_rules({"builds": [both]})
     'a line (1 file), a record (1 file)'
     """
+    if "chat" in contents:  # JSON Lines of conversations are read as lines of text
+        return rule_text(None)
     total: Counter[str] = Counter()
-    for done in builds:
+    for done in contents["builds"]:
         texts = [each for each in done["inputs"] if each.get("format") == "text"]
         rules = done.get("documents") or {done["reading"].get("documents", "lines"): len(texts)}
         for rule, number in rules.items():

@@ -48,9 +48,12 @@ def tokenizer_of(recorded: "Config", given: object = None) -> "Tokenizer":
     """
     if given is None:
         return known_tokenizer(recorded)
-    from penstock.tokenize.tokenizer import load_tokenizer
+    from penstock.tokenize.special_tokens import checked_tokens
+    from penstock.tokenize.tokenizer import load_tokenizer, with_added
 
-    found = load_tokenizer(given, add_tokens=tuple(recorded.get("added_tokens", ())))
+    found = load_tokenizer(given)
+    if added := recorded.get("added_tokens"):
+        found = load_tokenizer(with_added(found, checked_tokens(added)))
     digest = recorded["digest"]
     if not digest and not recorded["canary"]:  # imported without a tokenizer
         return found
@@ -108,11 +111,11 @@ def _bundled(digest: str, added: tuple[str, ...], vocab_size: int) -> "Tokenizer
     """The bundled tokenizer with this digest, after these tokens were added."""
     from penstock.tokenize.definition import find_definition
     from penstock.tokenize.special_tokens import checked_tokens, extended_definition
-    from penstock.tokenize.tokenizer import load_tokenizer
+    from penstock.tokenize.tokenizer import load_tokenizer, with_added
 
     tokens = checked_tokens(added)
     if vocab_size == _BYTES_SIZE + len(tokens):
-        loaded = load_tokenizer("bytes", add_tokens=tokens)
+        loaded = with_added(load_tokenizer("bytes"), tokens)
         if loaded.digest == digest:
             return loaded
     if _GPT2_SIZE <= vocab_size <= _GPT2_SIZE + len(tokens):

@@ -239,13 +239,13 @@ def load_tokenizer(
                 f"{tokenizer.name} was loaded to treat special tokens in a text as text, so "
                 'special_tokens="parse" cannot be used with it. Leave it out.'
             )
-        loaded = _extended(tokenizer, more) if more else tokenizer
+        loaded = with_added(tokenizer, more) if more else tokenizer
     elif (definition := _definition_of(tokenizer)) is None:
         loaded = _from_object(tokenizer, special_tokens, more)
     else:
         definition = extended_definition(definition, more)
         loaded = _from_definition(definition, special_tokens, engine)
-    if loaded.added_tokens:
+    if more and loaded.added_tokens:  # not of a store that is read: its build has logged them
         log_added(loaded.name, tuple(loaded.added_tokens.items()), loaded.vocab_size)
     keep_tokenizer(loaded.digest, loaded.definition or loaded.engine)
     return loaded
@@ -264,7 +264,7 @@ def _bytes(added: Mapping[str, int]) -> Tokenizer:
     return Tokenizer("bytes", digest, size, 256, None, "text", engine, None, added_tokens=added)
 
 
-def _extended(tokenizer: Tokenizer, tokens: Sequence[str]) -> Tokenizer:
+def with_added(tokenizer: Tokenizer, tokens: Sequence[str]) -> Tokenizer:
     """Return a tokenizer like `tokenizer`, which was loaded before, with `tokens` added."""
     if tokenizer.definition is not None:
         definition = extended_definition(tokenizer.definition, tokens)

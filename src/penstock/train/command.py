@@ -26,6 +26,7 @@ from penstock.errors import (
 from penstock.formats.places import TOKEN_SUFFIXES, is_token_file
 from penstock.paths import expand_user, is_remote, nearby_names, redacted
 from penstock.recipe import (
+    DEFAULT_SIZE,
     DEFAULT_TOKENIZER,
     Recipe,
     Tables,
@@ -114,11 +115,11 @@ def recipe_changes(settings: list[str], **flags: str | float | None) -> Tables:
 def choose_recipe(source: str | None, changes: Tables, device: str | None, log: "Log") -> Recipe:
     """The recipe that a command names; otherwise a guessed recipe, and each guess is logged."""
     if source is not None and Path(source).suffix == ".toml":
-        return read_recipe(source, changes)
+        return _read(source, changes, log)
     # A text or a store of this name is read; only a name that is not there may be a recipe's.
     if source in (bundled := bundled_recipes()) and not Path(source).exists():
         log(f"the recipe {source} is {bundled[source]}; copy it to change it")
-        return read_recipe(bundled[source], changes)
+        return _read(bundled[source], changes, log)
     source = changes.get("data.train", source)
     if not source:
         raise RecipeError("Give a recipe (.toml), a text file or a store, or --train_file.")
@@ -141,6 +142,14 @@ def choose_recipe(source: str | None, changes: Tables, device: str | None, log: 
             log(f"guessed {name} = {json.dumps(value)}")
     # The values come from options and guesses, and not from the file of the text.
     return parse_recipe(tables, "the command line")
+
+
+def _read(path: str | Path, changes: Tables, log: "Log") -> Recipe:
+    """The recipe in a file. If it says nothing about the size of the model, that is logged."""
+    recipe = read_recipe(path, changes)
+    if not recipe.model.keys() & {"size", "layers", "width"}:
+        log(f"guessed model.size = {json.dumps(DEFAULT_SIZE)}")
+    return recipe
 
 
 def _fit_to_steps(guesses: Tables, steps: object) -> None:

@@ -65,7 +65,7 @@ def open_data(
     if config.train is not None:
         train, held_out = opener.sides(config.train, "train", config.tokens)
     paths = {
-        name: opener.sides(each.train, name, each.tokens)[0]
+        name: opener.sides(each.train, name, each.tokens, each.field)[0]
         for name, each in config.sources.items()
     }
     held_out = opener.val_path(held_out)
@@ -108,11 +108,11 @@ class _Opener:
         self._stores = output / "stores"
         self._log = log
         self._settings: dict[str, Any] = {"tokenizer": config.tokenizer, "eos": config.eos}
-        self._settings["documents"] = config.documents
+        self._settings |= {"documents": config.documents, "field": config.field}
         self._opened: dict[StorePath, TokenStore] = {}
 
     def sides(
-        self, given: str, name: str, tokens: TokenOptions | None = None
+        self, given: str, name: str, tokens: TokenOptions | None = None, field: str | None = None
     ) -> tuple[StorePath, StorePath | None]:
         """The training store of a path or URL, and the validation store if it was split."""
         store = self._stores / name
@@ -125,7 +125,7 @@ class _Opener:
             return expand_user(given), None
         # A name with a suffix is that of a text: a store is a prefix of names.
         if is_remote(given) and not Path(store_path(given).name).suffix:
-            return store_sides(store_path(given)) or self._built(given, store)
+            return store_sides(store_path(given)) or self._built(given, store, field)
         path = expand_user(given)
         sides = store_sides(path)
         if sides is None and path.is_dir() and store.resolve().is_relative_to(path.resolve()):
@@ -133,9 +133,11 @@ class _Opener:
                 f"The output {store.parent.parent} is inside {given}, which is the text to read: "
                 "the next run would read the files of this one. Use an output elsewhere (-o)."
             )
-        return sides or self._built(given, store)
+        return sides or self._built(given, store, field)
 
-    def _built(self, given: str, store: Path) -> tuple[StorePath, StorePath | None]:
+    def _built(
+        self, given: str, store: Path, field: str | None
+    ) -> tuple[StorePath, StorePath | None]:
         """Build the store of a text, unless an earlier run has built it; returns its sides."""
         from penstock.store.build import build
 
@@ -147,9 +149,10 @@ class _Opener:
         is_split = store.name == "train" and self._config.val is None
         split = self._config.split if is_split else None
         report = build_lines(self._log)
+        settings = self._settings | ({} if field is None else {"field": field})
         while True:
             try:
-                build(given, store, split=split, progress=report, **self._settings)
+                build(given, store, split=split, progress=report, **settings)
             except StoreBusyError:
                 # Another process of this run is building the store. Its lock is released when that
                 # process ends, for whatever reason, so this loop ends too.
@@ -161,7 +164,8 @@ class _Opener:
             except SourceError as error:
                 if expand_user(given).exists():
                     error.add_note(
-                        f"To set how {store_path(given)} is read, run penstock build on it first."
+                        "data.field names the field of the text in a recipe. To set more of how "
+                        f"{store_path(given)} is read, run penstock build on it first."
                     )
                 raise
             else:
@@ -169,7 +173,7 @@ class _Opener:
         sides = store_sides(store)
         assert sides is not None  # `build` has returned
         if not existed:
-            self._log(f"a document is {describe_rules(manifest_at(sides[0]).builds)}")
+            self._log(f"a document is {describe_rules(manifest_at(sides[0]).contents)}")
         return sides
 
     def streamed(self, given: str) -> Any:

@@ -93,13 +93,15 @@ def report_line(report: RunReport) -> str:
     parts = [f"step {progress.step:,}{total}", f"loss {progress.loss:.4f}"]
     if progress.val_loss is not None:
         parts.append(f"val {progress.val_loss:.4f}")
-    parts += [f"lr {report.learning_rate:.2g}", f"{report.tokens_per_second:,.0f} tok/s"]
-    # Before the second step there is no speed, and the time left is infinite. It precedes the
-    # other numbers, because a terminal of 80 columns cuts the end of the line.
+    parts.append(f"lr {report.learning_rate:.2g}")
+    # Before the second step there is no speed: it is 0, and the time left is infinite.
+    if report.tokens_per_second:
+        parts.append(f"{report.tokens_per_second:,.0f} tok/s")
+    # It precedes the other numbers, because a terminal of 80 columns cuts the end of the line.
     if report.seconds_left is not None and math.isfinite(report.seconds_left):
         minutes, seconds = divmod(round(report.seconds_left), 60)
         parts.append(f"ETA {minutes}:{seconds:02d}")
-    if report.mfu is not None:
+    if report.mfu:
         parts.append(f"MFU {report.mfu:.1%}")
     parts += [f"wait {report.data_wait:.1%}", f"{report.peak_memory / 1e9:.1f} GB"]
     return "  ".join(parts)

@@ -21,6 +21,7 @@ from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from penstock.errors import PlanError
+from penstock.loader.batch import checked_device
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
@@ -140,16 +141,11 @@ def select_device(name: str | None) -> torch.device:
     # torch reports a wrong device only when a tensor is moved to it, after text was tokenized.
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(name)
+        device = checked_device(name)
     except RuntimeError as error:
         raise PlanError(f"There is no device {name!r}. Use cpu, cuda or cuda:1.") from error
     if device.type not in ("cpu", "cuda"):
         raise PlanError(f"device={name!r} is not supported. Use cpu, cuda or cuda:1.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        found = torch.cuda.device_count()
-        # Numbers count from 0: with two GPUs, the last one is cuda:1.
-        advice = f"cuda:0 to cuda:{found - 1}" if found > 1 else "cuda" if found else "cpu"
-        raise PlanError(f"device={name!r} does not exist: torch finds {found} GPUs. Use {advice}.")
     return device
 
 
