@@ -262,8 +262,13 @@ def test_a_document_is_excluded_in_the_source_that_is_named_and_not_in_others(ru
 
     refused = " ".join(run(*asked, "train.txt:0", code=1).output.split())
     assert "train.txt:0 are several documents" in refused
-    assert "such as web=train.txt:0" in refused
+    assert "such as code=train.txt:0" in refused
     assert [*excluded("code=train.txt:0")] == ["code"]
     # Both inputs are called train.txt in their stores; the size of the file decides.
     assert excluded("code/train.txt:0") == excluded("code=train.txt:0")
     assert [*excluded(f"{Path('web/train.txt').absolute()}:0")] == ["web"]
+    # A file that has changed since, and one whose name has the form of SOURCE=FILE.
+    Path("web/train.txt").write_text("Changed.")
+    refused = " ".join(run(*asked, "web/train.txt:0", code=1).output.split())
+    assert "have another size: train.txt" in refused
+    assert "No store" in run(*asked, f"web={'x' * 300}.txt:0", code=1).output

@@ -297,3 +297,11 @@ def test_rows_of_a_user_are_found_by_their_own_method_and_never_said_to_be_unsee
     assert when(ps.Plan({name: rows}, seed=1), steps, first, 40) == expected != []
     with pytest.raises(NotImplementedError, match=r"no method holding\(start, stop\)"):
         when(ps.Plan({name: mute}, seed=1), steps, first, 40)
+
+
+def test_an_imported_file_with_a_header_is_found_by_its_path(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(200, dtype="u2"))
+    store = ps.import_tokens(tmp_path / "x.npy", tmp_path / "store", vocab_size=300)
+    plan = ps.Plan(ps.Windows(store, LENGTH))
+
+    assert len(find_documents(plan, str(tmp_path / "x.npy"), 0)) == 1

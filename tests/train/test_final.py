@@ -3,6 +3,7 @@
 import json
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -110,6 +111,15 @@ def test_steps_that_became_slower_shorten_the_plan_when_the_reserve_is_used_up()
 
     assert limit.fewer_steps(100, 191) is None
     assert limit.fewer_steps(100, 192) == int((600 * 0.99 - 103) / 2.6) == 188
+    few = SimpleNamespace(num_steps=19, last_pause=3.0, seconds_per_step=2.0)
+    assert TimeLimit(TrainingConfig(max_minutes=10), few, 0).fewer_steps(100, 10**6) is None
+
+
+def test_a_gpu_ends_more_steps_after_it_was_asked():
+    config = TrainingConfig(max_minutes=10)
+
+    assert not TimeLimit(config, Clock(), 0).is_over(593)
+    assert TimeLimit(config, Clock(), 0, queued_steps=4).is_over(589.1)
 
 
 def test_a_run_without_a_limit_is_never_over():

@@ -28,6 +28,7 @@ from penstock.train import (
     read_metrics,
     train,
 )
+from penstock.train.checkpoint import Checkpoints
 from penstock.train.distributed import select_device, stop_signals
 from penstock.train.loaders import step_rows
 
@@ -253,23 +254,49 @@ def test_more_minutes_do_not_raise_the_learning_rate_to_its_peak(job, clock):
     assert again.step > step
     assert rates[-1] < 0.2
     (raised,) = [each for each in logged if "learning rate" in str(each)]
-    assert raised.startswith("the schedule now ends after step ")
+    assert raised.startswith("the schedule now ends after about ")
 
 
-def test_a_run_that_becomes_slower_ends_its_schedule_in_time(job, monkeypatch):
-    """The clock runs three times as fast after 400 readings."""
-    ticks = itertools.count()
-    now = iter(np.cumsum([0.01 if next(ticks) < 400 else 0.03 for _ in range(100_000)]).tolist())
+def set_clock(monkeypatch, *ticks):
+    """Let the clock advance by these seconds when the loop reads it, each (seconds, readings)."""
+    steps = itertools.chain.from_iterable([each] * count for each, count in ticks)
+    now = itertools.accumulate(steps)
     fake = SimpleNamespace(perf_counter=lambda: next(now))
     for module in ("penstock.train.run", "penstock.train.metrics"):
         monkeypatch.setattr(sys.modules[module], "time", fake)
+
+
+def test_a_run_that_becomes_slower_ends_its_schedule_in_time(job, monkeypatch):
+    set_clock(monkeypatch, (0.01, 400), (0.03, 10_000))
     logged = []
-    made = job(steps=None, max_minutes=0.2, val_every=10, save_every=10_000)
+    made = job(steps=None, max_minutes=0.2, val_every=10, save_every=10)
     progress = run(made, log=logged.append).progress
 
     assert progress.steps - progress.step <= 2
     assert [each["rate"] for each in lines(made) if "rate" in each][-1] < 0.11
-    assert any("planned" in str(each) and "instead of" in str(each) for each in logged)
+    (shorter, *_) = [each for each in logged if "instead of" in str(each)]
+    assert shorter.startswith("planned ")
+    # A checkpoint has the plan that was made after its validation.
+    saved = Checkpoints(made.output / "checkpoints", keep_last=2).load(made.model)
+    assert saved["progress"]["steps"] == progress.steps
+
+
+def test_a_slow_start_does_not_shorten_the_plan(job, monkeypatch):
+    set_clock(monkeypatch, (0.3, 40), (0.01, 10_000))
+    logged = []
+    run(job(steps=None, max_minutes=0.4, val_every=10, save_every=10_000), log=logged.append)
+
+    assert not [each for each in logged if "instead of" in str(each)]
+
+
+def test_an_estimate_from_slow_steps_does_not_end_a_resumed_run(job, monkeypatch):
+    set_clock(monkeypatch, (0.1, 60), (0.01, 10_000))
+    first = run(job(steps=8, val_every=1_000)).progress
+    again = run(job(steps=None, max_minutes=0.2, val_every=1_000)).progress
+
+    assert first.seconds > 3
+    assert again.step > 60
+    assert again.seconds > 10
 
 
 def test_a_validation_loss_that_is_no_number_ends_the_run_before_it_is_saved(job):

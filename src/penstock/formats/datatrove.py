@@ -69,4 +69,4 @@ def open_datatrove(path: Path) -> FilePart:
             )
     # Copied: the file could be changed while it is mapped, after its ends were checked.
     bounds = checked_bounds(ends.copy(), num_tokens, index)
-    return FilePart(ids, bounds, loss, path=path, masks=("loss mask",) if loss else ())
+    return FilePart(ids, bounds, loss, path=path, masks=() if loss is None else ("loss mask",))

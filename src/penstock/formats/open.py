@@ -187,7 +187,7 @@ def _refuse_lost_masks(parts: Sequence[FilePart]) -> None:
         if lacking:
             raise StoreError(
                 f"{lacking[0].path} has no {mask}, but {len(parts) - len(lacking):,} of "
-                f"{len(parts):,} files have it, so a model would be trained on all its tokens. "
+                f"{len(parts):,} files have it. Tokens that it would exclude would be trained on. "
                 "Restore it. To read the files as they are, open each one and pass a list of them."
             )
 

@@ -1,12 +1,13 @@
 """Adds an amendment to the ledger of a recipe: from a step of its run to a position of its plan."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import PlanError, RecipeError
-from penstock.inspect.documents import find_documents
+from penstock.errors import PlanError, RecipeError, StoreError
+from penstock.inspect.documents import FoundDocument, find_documents
 from penstock.inspect.runs import Log, OpenedRun, open_run
 from penstock.ledger import AddedStore as AddedStore  # exported with this module
 from penstock.ledger import LedgerLine, append_line, ledger_path
@@ -185,22 +186,31 @@ def _checked(store: AddedStore) -> AddedStore:
 def _spans(plan: Plan, documents: Sequence[tuple[str, int]]) -> dict[str, list[Span]]:
     found: dict[str, list[Span]] = {}
     for file, record in documents:
-        # A file name may contain "=", too.
-        source, _, name = file.partition("=")
-        matches = (
-            find_documents(plan, name, record, source)
-            if name and source in plan.sources
-            else find_documents(plan, file, record)
-        )
+        matches, name = _documents(plan, file, record)
         if len({(each.store, each.file) for each in matches}) > 1:
             shown = "; ".join(f'source "{each.source}": {each}' for each in matches[:5])
+            sources = sorted({each.source for each in matches})
+            source = f", or the source, such as {sources[0]}={name}:{record}"
             raise PlanError(
                 f"{file}:{record} are several documents ({shown}). Name one: more of the path of "
-                f"the file, or the source, such as {matches[0].source}={file}:{record}."
+                f"the file{source if len(sources) > 1 else ''}."
             )
         for each in matches:
             found.setdefault(each.source, []).append(each.span)
     return found
+
+
+def _documents(plan: Plan, file: str, record: int) -> tuple[list[FoundDocument], str]:
+    """Return the documents of `FILE` or `SOURCE=FILE`, and the name of the file."""
+    source, _, name = file.partition("=")
+    if not name or source not in plan.sources:
+        return find_documents(plan, file, record), file
+    try:
+        return find_documents(plan, name, record, source), name
+    except StoreError:
+        with suppress(StoreError):  # the name of the file has "=", too
+            return find_documents(plan, file, record), file
+        raise
 
 
 def _rows_after(run: OpenedRun, plan: Plan, position: int) -> dict[str, int]:

@@ -8,7 +8,8 @@ is found by bisection, first over the parts of the store and then inside one par
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -29,7 +30,7 @@ from penstock.order.integers import END
 from penstock.order.plan import Plan
 from penstock.paths import expand_user
 from penstock.rows.protocol import Integers, Rows
-from penstock.store.reader import TokenStore
+from penstock.store.reader import TokenStore, record_unit
 
 Json = dict[str, Any]
 Span = tuple[int, int]
@@ -100,11 +101,17 @@ def find_documents(
     found: list[FoundDocument] = []
     names: set[str] = set()
     nearest: list[int] = []
+    resized: list[str] = []
+    size = None
+    with suppress(OSError):  # there is no such file, or its name is too long
+        size = expand_user(file).stat().st_size
     for name, number, store in members(plan, source):
         if not isinstance(store, TokenStore):
             continue
         names.update(each["name"] for each in store.manifest.inputs)
-        for index in _matching(store.manifest.inputs, file):
+        matching, other = _matching(store, file, size)
+        resized += other
+        for index in matching:
             first, stop = _search(store, index, record)
             found += [
                 found_at(name, plan.sources[name], number, store, each)
@@ -113,7 +120,7 @@ def find_documents(
             if first == stop:
                 nearest += _neighbours(store, index, first)
     if not found:
-        raise _not_found(file, record, names, nearest, not_searched(plan, source))
+        raise _not_found(file, record, names, nearest, resized, not_searched(plan, source))
     return found
 
 
@@ -171,21 +178,36 @@ def found_at(
     return FoundDocument(source, str(store.path), number, str(store.path), span[0] - first, span)
 
 
-def _matching(inputs: Sequence[Json], file: str) -> list[int]:
-    """Return the numbers of the inputs that have this name, or end with it, or end it."""
+def _matching(store: TokenStore, file: str, size: int | None) -> tuple[list[int], list[str]]:
+    """Return the numbers of the inputs that have this name, or end with it, or end it.
+
+    Args:
+        store: The store.
+        file: What the user named.
+        size: The size of that file, if there is one.
+
+    Returns:
+        The numbers; and the names of inputs that end the name, but have another size.
+    """
+    inputs = store.manifest.inputs
     names = [each["name"] for each in inputs]
-    exact = [number for number, name in enumerate(names) if name == file]
-    # A store records names below the common directory, and a user may name a path.
+    if exact := [number for number, name in enumerate(names) if name == file]:
+        return exact, []
     plain = file.replace(os.sep, "/").removeprefix("./")
-    # Inputs of two stores may have one name. If the path is a file, its size decides.
-    path = expand_user(file)
-    sizes = [path.stat().st_size] if path.is_file() else [each["bytes"] for each in inputs]
-    return exact or [
-        number
-        for number, name in enumerate(names)
-        if f"/{name}".endswith(f"/{plain}")
-        or (f"/{plain}".endswith(f"/{name}") and inputs[number]["bytes"] in sizes)
+    found = [number for number, name in enumerate(names) if f"/{name}".endswith(f"/{plain}")]
+    # A store records names below the common directory, and a user may name a path. Inputs of two
+    # stores may have one name, so the size decides.
+    below = [number for number, name in enumerate(names) if f"/{plain}".endswith(f"/{name}")]
+    other = [
+        each
+        for each in below
+        if size is not None
+        and inputs[each]["bytes"] != size
+        # The manifest of an import has the bytes of the ids, without the headers of the files.
+        and record_unit(store, names[each]) != "document"
     ]
+    matching = [*found, *(each for each in below if each not in {*found, *other})]
+    return matching, [f"{names[each]} ({inputs[each]['bytes']:,} bytes)" for each in other]
 
 
 def _search(store: TokenStore, file: int, record: int) -> tuple[int, int]:
@@ -241,7 +263,12 @@ def _neighbours(store: TokenStore, file: int, at: int) -> list[int]:
 
 
 def _not_found(
-    file: str, record: int, names: set[str], nearest: list[int], others: list[str]
+    file: str,
+    record: int,
+    names: set[str],
+    nearest: list[int],
+    resized: list[str],
+    others: list[str],
 ) -> StoreError:
     unknown = (
         f" Token files do not record inputs; not searched: {', '.join(others)}." if others else ""
@@ -254,6 +281,12 @@ def _not_found(
             "in the decompressed file, the row of a Parquet or Arrow file, the item of a JSON "
             "array of conversations, or the document of token files that were imported, counted "
             "from 0. It may also have been rejected: see rejects.jsonl in the store."
+            f"{unknown}"
+        )
+    if resized:
+        return StoreError(
+            f"No store of this run was built from {file} as it is now; inputs of that name have "
+            f"another size: {', '.join(resized[:5])}. Give the name as the store records it."
             f"{unknown}"
         )
     close = get_close_matches(file, sorted(names), 3)

@@ -64,7 +64,7 @@ def lock_holder(directory: Path) -> str:
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path, wait: float = _WAIT_SECONDS) -> Iterator[None]:
     """Hold the writer's lock of `directory` during a `with` block.
 
     Files are written in `directory` only while the block holds the lock, and while the path names
@@ -72,13 +72,17 @@ def locked(directory: Path) -> Iterator[None]:
 
     A forked child does not hold it: filelock closes the child's copy of the descriptor.
 
+    Args:
+        directory: The directory.
+        wait: For how many seconds to wait for another holder.
+
     Raises:
         StoreBusyError: another process, or another thread of this one, holds the lock.
         StoreError: the lock file is a link to another file.
         OSError: the file system is read-only or has no locks.
     """
     path = lock_path(directory)
-    (lock, descriptor), process = _acquired(path, directory), os.getpid()
+    (lock, descriptor), process = _acquired(path, directory, wait), os.getpid()
     try:
         with claimed(directory, lambda: _is_named(descriptor, path)):
             yield
@@ -151,7 +155,7 @@ def _busy(directory: Path) -> StoreBusyError:
     )
 
 
-def _acquired(path: Path, directory: Path) -> tuple[FileLock, int]:
+def _acquired(path: Path, directory: Path, wait: float) -> tuple[FileLock, int]:
     """Acquire the lock at `path`, and write the id of this process into it for messages.
 
     Returns:
@@ -168,7 +172,7 @@ def _acquired(path: Path, directory: Path) -> tuple[FileLock, int]:
         # process leaves behind for ever.
         lock = FileLock(
             path,
-            timeout=_WAIT_SECONDS,
+            timeout=wait,
             poll_interval=_POLL_SECONDS,
             thread_local=False,
             fallback_to_soft=False,

@@ -298,6 +298,9 @@ def _check_digest(path: Path, advice: str) -> bool:
     return found is not None
 
 
+_KILLED_SECONDS = 3.0
+
+
 @contextmanager
 def locked_output(output: Path, world: World) -> Iterator[None]:
     """Lock the output directory, on the main process, for as long as the run takes.
@@ -310,7 +313,8 @@ def locked_output(output: Path, world: World) -> Iterator[None]:
         if world.is_main:
             try:
                 output.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(locked(output))
+                # A killed process holds its lock until its memory is freed, which can take seconds.
+                stack.enter_context(locked(output, wait=_KILLED_SECONDS))
             except StoreBusyError as error:
                 raise TrainError(
                     f"Another process is training into {output}; its process id is in "

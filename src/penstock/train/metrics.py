@@ -105,14 +105,14 @@ class Throughput:
         # The end of each step, its tokens, and how long it waited for data. N + 1 ends enclose N
         # steps.
         self._ends: deque[tuple[float, int, float]] = deque(maxlen=_WINDOW_STEPS + 1)
-        self._first_end = math.nan
+        self._timed_from = math.nan
 
     def add_step(self, num_tokens: int, waited: float) -> None:
         """Record a step that has just ended."""
         self.num_steps += 1
         self._ends.append((time.perf_counter() - self._paused, num_tokens, waited))
-        if self.num_steps == 1:
-            self._first_end = self._ends[0][0]
+        if self.num_steps == _WINDOW_STEPS:
+            self._timed_from = self._ends[-1][0]
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -135,8 +135,9 @@ class Throughput:
 
     @property
     def mean_seconds_per_step(self) -> float:
-        """The mean duration of all steps but the first, which compiles."""
-        return (self._ends[-1][0] - self._first_end) / max(1, self.num_steps - 1)
+        """The mean duration of all steps but the first ten, which compile; NaN before the next."""
+        timed = self.num_steps - _WINDOW_STEPS
+        return (self._ends[-1][0] - self._timed_from) / timed if timed > 0 else math.nan
 
     @property
     def tokens_per_second(self) -> float:

@@ -97,9 +97,14 @@ class _Loop:
         self.progress = RunProgress(steps=self.config.steps)  # of steps whose loss is known
         self._resume()
         self.queued = self.saved = self.progress.step
-        self.stopping = self.interrupted = False
+        self.stopping = self.interrupted = self.has_validated = False
         self.throughput = Throughput(job.model, world)
-        self.limit = TimeLimit(self.config, self.throughput, self.final.steps(self.step_rows))
+        # On a CPU the loop asks before a step whether time is over, and ends after it. On a GPU the
+        # step before is still running then, and the answer is read a step later.
+        queued = 2 if world.device.type == "cpu" else 4
+        self.limit = TimeLimit(
+            self.config, self.throughput, self.final.steps(self.step_rows), queued_steps=queued
+        )
         # The time that earlier sessions took is subtracted, as if there had been one session.
         self.started = started - self.progress.seconds
         self.metrics: Metrics | None = None
@@ -115,16 +120,14 @@ class _Loop:
             self.loader.load_state_dict(saved["data"])
             self.progress = before = RunProgress(**saved["progress"])
         steps, minutes = self.config.steps, self.config.max_minutes
-        if steps is None and before.minutes == minutes:
-            steps = before.steps
-        elif steps is None and before.steps is not None and minutes is not None:
+        if steps is not None:
+            self.progress = replace(before, steps=steps, minutes=None)
+        elif minutes is not None and minutes != before.minutes:
             # The steps are planned again when their speed is known. Until then, it is that of the
             # steps so far: without an end, the learning rate would go back to its peak.
-            steps = max(before.step, int(before.step * 60 * minutes / before.seconds))
-        planned = (
-            before.minutes if self.config.steps is None and minutes == before.minutes else None
-        )
-        self.progress = replace(before, steps=steps, minutes=planned)
+            if before.steps is not None and before.step > 0:
+                steps = max(before.step, int(before.step * 60 * minutes / before.seconds))
+            self.progress = replace(before, steps=steps, minutes=None)
         self.log(f"resuming after step {self.progress.step:,}")
         self._log_raised_rate(before.steps)
         if changed := changed_step(self.job.output, self.step_rows, self.world.size):
@@ -136,9 +139,10 @@ class _Loop:
         old, new = settings.rate(max(0, step - 1), old_steps), settings.rate(step, steps)
         if steps is not None and step > settings.warmup_steps and new > old:
             peak = settings.learning_rate
+            end = f"after step {steps:,}" if self._is_planned() else f"after about {steps:,} steps"
             self.log(
-                f"the schedule now ends after step {steps:,}, so the learning rate rises from "
-                f"{peak * old:.2g} to {peak * new:.2g}, and falls from there"
+                f"the schedule now ends {end}, so the learning rate rises from {peak * old:.2g} to "
+                f"{peak * new:.2g}, and falls from there"
             )
 
     def run(self) -> RunResult:
@@ -174,9 +178,7 @@ class _Loop:
             if validates and self.progress.validated != self.progress.step:
                 with self.throughput.pause():
                     self._validate()
-                if self.config.compile:
-                    # Most of this pause was compilation, which later validations do not repeat.
-                    self.throughput.last_pause = 0.0
+                self._forget_compilation()
             self._take_steps(iter(self.loader))
             if self.progress.validated != self.progress.step and not self.interrupted:
                 self._validate()
@@ -187,9 +189,19 @@ class _Loop:
             if self.metrics is not None:
                 self.metrics.close()
 
+    def _forget_compilation(self) -> None:
+        """Count no time for the first validation of this session if it has compiled."""
+        self.has_validated = True
+        if self.config.compile:
+            self.throughput.last_pause = 0.0
+
     def _is_over(self) -> bool:
-        reached = self.progress.steps is not None and self.queued >= self.progress.steps
-        return self.stopping or reached
+        steps = self.progress.steps if self._is_planned() else None
+        return self.stopping or (steps is not None and self.queued >= steps)
+
+    def _is_planned(self) -> bool:
+        """Whether the number of steps is final, and not only an estimate of a resumed run."""
+        return self.config.steps is not None or self.progress.minutes is not None
 
     def _take_steps(self, batches: Iterator[dict[str, Tensor]]) -> None:
         """Queue steps until the end, reading the numbers of each after the next is queued."""
@@ -208,13 +220,15 @@ class _Loop:
                 self._finish_step(queued)
                 pending = None
             if validates or saves:
+                is_first = validates and not self.has_validated
                 with self.throughput.pause():
                     if validates:
                         self._validate()
+                        self._plan_fewer_steps()
                     if saves:
                         self._save()
-                if validates:
-                    self._plan_fewer_steps()
+                if is_first:
+                    self._forget_compilation()
         if pending is not None:
             self._finish_step(pending)
 
@@ -261,8 +275,7 @@ class _Loop:
         self.stopping |= stop > 0
         self.interrupted |= stop >= _STOP_REQUEST
         self.throughput.add_step(num_targets, queued.waited)
-        is_planned = self.config.steps is not None or self.progress.minutes is not None
-        if not is_planned and self.throughput.num_steps == Throughput.TIMED_STEPS:
+        if not self._is_planned() and self.throughput.num_steps == Throughput.TIMED_STEPS:
             self._plan_steps()
         learning_rate = self.job.optimization.learning_rate * queued.rate
         values = {
@@ -315,7 +328,7 @@ class _Loop:
     def _plan_fewer_steps(self) -> None:
         """Let the schedule end earlier if steps became so slow that the reserve is used up."""
         planned = self.progress.steps
-        if planned is None or self.progress.minutes is None or self.throughput.num_steps < 2:
+        if planned is None or self.progress.minutes is None:
             return
         fewer = self.limit.fewer_steps(time.perf_counter() - self.started, planned - self.queued)
         steps = self.world.from_main(planned if fewer is None else self.queued + fewer)

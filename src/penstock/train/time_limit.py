@@ -16,27 +16,34 @@ _LATER_SHARE = 0.99  # the same, where the reserve is used up and fewer steps ar
 class TimeLimit:
     """The time limit of one run."""
 
-    def __init__(self, config: TrainingConfig, throughput: Throughput, final_steps: float) -> None:
+    def __init__(
+        self,
+        config: TrainingConfig,
+        throughput: Throughput,
+        final_steps: float,
+        *,
+        queued_steps: int = 2,
+    ) -> None:
         """Read the limit.
 
         Args:
             config: The settings of the run.
             throughput: The speed so far.
             final_steps: How many steps take as long as the evaluation at the end.
+            queued_steps: How many steps end after the loop asks, if it is told to go on.
         """
         self._minutes, self._val_every = config.max_minutes, config.val_every
         self._throughput, self._final_steps = throughput, final_steps
+        self._queued_steps = queued_steps
 
     def is_over(self, seconds: float) -> bool:
-        """Whether no time would be left after two more steps and one more validation.
-
-        Two, because the loop asks before a step, and ends after it.
+        """Whether no time would be left after the steps that are queued and one more validation.
 
         Args:
             seconds: The time spent so far.
         """
         speed = self._throughput
-        steps = 2 * speed.seconds_per_step if speed.num_steps > 1 else 0.0
+        steps = self._queued_steps * speed.seconds_per_step if speed.num_steps > 1 else 0.0
         needed = steps + speed.last_pause + self._final_seconds
         return self._minutes is not None and seconds + needed > 60 * self._minutes
 
@@ -46,6 +53,8 @@ class TimeLimit:
 
     def fewer_steps(self, seconds: float, left: int) -> int | None:
         """How many more steps fit into the limit, by the mean speed; None if `left` of them do."""
+        if self._throughput.num_steps < Throughput.TIMED_STEPS:
+            return None  # the speed is not known yet
         mean = self._throughput.mean_seconds_per_step
         if left <= self._fitting(seconds, 1.0, mean):
             return None
