@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 
-from penstock.formats.places import token_files_at
+from penstock.formats.detect import token_files_at
 from penstock.formats.token_files import TokenFiles
 from penstock.formats.verify import verify_tokens
 from penstock.remote.address import StoreUrl

@@ -498,7 +498,7 @@ def test_a_resumed_run_says_that_its_steps_have_another_number_of_rows(job):
     again = []
     run(job(steps=9, batch_size=2), log=again.append)
 
-    assert logged[1].startswith("the schedule now ends after step 8, so the learning rate rises")
+    assert logged[1].startswith("the schedule now ends after 8 steps, so the learning rate rises")
     assert logged[2] == (
         "a step had 4 rows before, on 1 process, and now has 2, on 1 process. To keep the steps of "
         "a run the same on any number of processes, set training.global_batch_size=4."

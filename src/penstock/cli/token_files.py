@@ -56,7 +56,7 @@ def open_files(path: object, given: TokenOptions) -> "TokenFiles | None":
     Raises:
         typer.BadParameter: it is a store, and an option for token files was given.
     """
-    from penstock.formats.places import token_files_at
+    from penstock.formats.detect import token_files_at
 
     files = token_files_at(path, **asdict(given)) if isinstance(path, Path) else None
     if files is None:

@@ -21,7 +21,7 @@ from penstock.convert.litdata import write_litdata
 from penstock.convert.mds import write_mds
 from penstock.convert.source import Report, TokenSource
 from penstock.errors import StoreBusyError, StoreError
-from penstock.formats.places import token_files_at
+from penstock.formats.detect import token_files_at
 from penstock.formats.token_files import TokenFiles
 from penstock.remote.address import StoreUrl
 from penstock.store.beside import made_beside

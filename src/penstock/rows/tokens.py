@@ -17,8 +17,8 @@ import numpy as np
 
 from penstock.digest import digest_json
 from penstock.errors import StoreError, UnknownLengthError
+from penstock.formats.detect import token_files_at
 from penstock.formats.member import Ids, Member
-from penstock.formats.places import token_files_at
 from penstock.formats.sets import is_pattern
 from penstock.formats.token_files import TokenFiles
 from penstock.paths import expand_user, is_remote

@@ -37,7 +37,7 @@ from penstock.train.learner import Learner
 from penstock.train.logs import Metrics, read_metrics
 from penstock.train.metrics import Log, RunProgress, RunResult, Throughput
 from penstock.train.record import changed_step, record_run
-from penstock.train.time_limit import TimeLimit
+from penstock.train.time_limit import TimeLimit, is_planned, raised_rate, resumed
 
 # Each process adds 1 to a sum if its time is over, and this number if it was asked to stop. It is
 # above any number of processes, so the sum shows both.
@@ -99,11 +99,13 @@ class _Loop:
         self.queued = self.saved = self.progress.step
         self.stopping = self.interrupted = self.has_validated = False
         self.throughput = Throughput(job.model, world)
-        # On a CPU the loop asks before a step whether time is over, and ends after it. On a GPU the
-        # step before is still running then, and the answer is read a step later.
-        queued = 2 if world.device.type == "cpu" else 4
         self.limit = TimeLimit(
-            self.config, self.throughput, self.final.steps(self.step_rows), queued_steps=queued
+            self.config,
+            self.throughput,
+            self.final.steps(self.step_rows),
+            # The loop asks before a step whether time is over, and ends after it. On a GPU the step
+            # before is still running then, and the answer is read a step later.
+            queued_steps=2 if world.device.type == "cpu" else 4,
         )
         # The time that earlier sessions took is subtracted, as if there had been one session.
         self.started = started - self.progress.seconds
@@ -118,32 +120,13 @@ class _Loop:
         with self.checkpoints.refuse_odd_fields():
             self.learner.load(saved)
             self.loader.load_state_dict(saved["data"])
-            self.progress = before = RunProgress(**saved["progress"])
-        steps, minutes = self.config.steps, self.config.max_minutes
-        if steps is not None:
-            self.progress = replace(before, steps=steps, minutes=None)
-        elif minutes is not None and minutes != before.minutes:
-            # The steps are planned again when their speed is known. Until then, it is that of the
-            # steps so far: without an end, the learning rate would go back to its peak.
-            if before.steps is not None and before.step > 0:
-                steps = max(before.step, int(before.step * 60 * minutes / before.seconds))
-            self.progress = replace(before, steps=steps, minutes=None)
+            before = RunProgress(**saved["progress"])
+        self.progress = resumed(before, self.config)
         self.log(f"resuming after step {self.progress.step:,}")
-        self._log_raised_rate(before.steps)
+        if raised := raised_rate(before, self.progress, self.config, self.job.optimization):
+            self.log(raised)
         if changed := changed_step(self.job.output, self.step_rows, self.world.size):
             self.log(changed)
-
-    def _log_raised_rate(self, old_steps: int | None) -> None:
-        """Log that the next step has a higher learning rate, because the run has a later end."""
-        step, steps, settings = self.progress.step, self.progress.steps, self.job.optimization
-        old, new = settings.rate(max(0, step - 1), old_steps), settings.rate(step, steps)
-        if steps is not None and step > settings.warmup_steps and new > old:
-            peak = settings.learning_rate
-            end = f"after step {steps:,}" if self._is_planned() else f"after about {steps:,} steps"
-            self.log(
-                f"the schedule now ends {end}, so the learning rate rises from {peak * old:.2g} to "
-                f"{peak * new:.2g}, and falls from there"
-            )
 
     def run(self) -> RunResult:
         """Train to the end, and draw the loss curve."""
@@ -196,12 +179,8 @@ class _Loop:
             self.throughput.last_pause = 0.0
 
     def _is_over(self) -> bool:
-        steps = self.progress.steps if self._is_planned() else None
+        steps = self.progress.steps if is_planned(self.progress, self.config) else None
         return self.stopping or (steps is not None and self.queued >= steps)
-
-    def _is_planned(self) -> bool:
-        """Whether the number of steps is final, and not only an estimate of a resumed run."""
-        return self.config.steps is not None or self.progress.minutes is not None
 
     def _take_steps(self, batches: Iterator[dict[str, Tensor]]) -> None:
         """Queue steps until the end, reading the numbers of each after the next is queued."""
@@ -275,7 +254,8 @@ class _Loop:
         self.stopping |= stop > 0
         self.interrupted |= stop >= _STOP_REQUEST
         self.throughput.add_step(num_targets, queued.waited)
-        if not self._is_planned() and self.throughput.num_steps == Throughput.TIMED_STEPS:
+        is_timed = self.throughput.num_steps == Throughput.TIMED_STEPS
+        if is_timed and not is_planned(self.progress, self.config):
             self._plan_steps()
         learning_rate = self.job.optimization.learning_rate * queued.rate
         values = {

@@ -6,8 +6,10 @@ The steps are planned after the first ones were timed, so that the learning rate
 later steps are slower and use up the reserve, fewer steps are planned after a validation.
 """
 
-from penstock.train.config import TrainingConfig
-from penstock.train.metrics import Throughput
+from dataclasses import replace
+
+from penstock.train.config import OptimizationConfig, TrainingConfig
+from penstock.train.metrics import RunProgress, Throughput
 
 _PLANNED_SHARE = 0.97  # of max_minutes; the rest is reserve for slower steps
 _LATER_SHARE = 0.99  # the same, where the reserve is used up and fewer steps are planned
@@ -72,3 +74,41 @@ class TimeLimit:
         if self._throughput.num_steps < Throughput.TIMED_STEPS:
             return 0.0  # the speed is not known yet
         return self._final_steps * self._throughput.seconds_per_step
+
+
+def is_planned(progress: RunProgress, config: TrainingConfig) -> bool:
+    """Whether the number of steps is final, and not unknown or an estimate of a resumed run."""
+    return config.steps is not None or progress.minutes is not None
+
+
+def resumed(before: RunProgress, config: TrainingConfig) -> RunProgress:
+    """Return the progress of a checkpoint with the number of steps of the settings of now."""
+    steps, minutes = config.steps, config.max_minutes
+    if steps is not None:
+        return replace(before, steps=steps, minutes=None)
+    if minutes is None or minutes == before.minutes:
+        return before
+    # The steps are planned again when their speed is known. Until then, it is that of the steps so
+    # far: without an end, the learning rate would go back to its peak.
+    if before.steps is not None and before.step > 0:
+        steps = max(before.step, int(before.step * 60 * minutes / before.seconds))
+    return replace(before, steps=steps, minutes=None)
+
+
+def raised_rate(
+    before: RunProgress,
+    progress: RunProgress,
+    config: TrainingConfig,
+    optimization: OptimizationConfig,
+) -> str | None:
+    """Return what to log if the learning rate rises, because a resumed run has a later end."""
+    step, steps, peak = progress.step, progress.steps, optimization.learning_rate
+    old = optimization.rate(max(0, step - 1), before.steps)
+    new = optimization.rate(step, steps)
+    if steps is None or step <= optimization.warmup_steps or new <= old:
+        return None
+    end = f"after {'' if is_planned(progress, config) else 'about '}{steps:,} steps"
+    return (
+        f"the schedule now ends {end}, so the learning rate rises from {peak * old:.2g} to "
+        f"{peak * new:.2g}, and falls from there"
+    )
