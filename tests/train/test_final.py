@@ -110,7 +110,7 @@ def test_steps_that_became_slower_shorten_the_plan_when_the_reserve_is_used_up()
     limit = TimeLimit(TrainingConfig(max_minutes=10, val_every=30), Clock(), 0)
 
     assert limit.fewer_steps(100, 191) is None
-    assert limit.fewer_steps(100, 192) == int((600 * 0.99 - 103) / 2.6) == 188
+    assert limit.fewer_steps(100, 192) == int((600 * 0.98 - 103) / 2.6) == 186
     few = SimpleNamespace(num_steps=19, last_pause=3.0, seconds_per_step=2.0)
     assert TimeLimit(TrainingConfig(max_minutes=10), few, 0).fewer_steps(100, 10**6) is None
 

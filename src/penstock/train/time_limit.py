@@ -12,7 +12,7 @@ from penstock.train.config import OptimizationConfig, TrainingConfig
 from penstock.train.metrics import RunProgress, Throughput
 
 _PLANNED_SHARE = 0.97  # of max_minutes; the rest is reserve for slower steps
-_LATER_SHARE = 0.99  # the same, where the reserve is used up and fewer steps are planned
+_LATER_SHARE = 0.98  # the same, where the reserve is used up and fewer steps are planned
 
 
 class TimeLimit:
