@@ -267,6 +267,12 @@ def test_a_document_is_excluded_in_the_source_that_is_named_and_not_in_others(ru
     # Both inputs are called train.txt in their stores; the size of the file decides.
     assert excluded("code/train.txt:0") == excluded("code=train.txt:0")
     assert [*excluded(f"{Path('web/train.txt').absolute()}:0")] == ["web"]
+    shown = run(
+        "amend", "two.toml", "--from-step", "6", "--dry-run", *asked[-1:], "web=train.txt:0"
+    )
+    assert "excluded: web: train.txt:0, document 0 of web/store, 19 tokens" in shown.output
+    refused = " ".join(run(*asked, "code=web/train.txt:0", code=1).output.split())
+    assert "have another size: train.txt" in refused
     # A file that has changed since, and one whose name has the form of SOURCE=FILE.
     Path("web/train.txt").write_text("Changed.")
     refused = " ".join(run(*asked, "web/train.txt:0", code=1).output.split())

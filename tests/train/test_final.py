@@ -3,7 +3,6 @@
 import json
 import signal
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -89,9 +88,12 @@ def test_a_stopped_evaluation_writes_nothing_and_is_repeated(job):
 
 
 class Clock:
-    """A speed of two seconds a step, and of 2.5 on average."""
+    """A speed of two seconds a step, and of 2.5 since the last plan."""
 
-    num_steps, last_pause, seconds_per_step, mean_seconds_per_step = 20, 3.0, 2.0, 2.5
+    num_steps, last_pause, seconds_per_step = 20, 3.0, 2.0
+
+    def recent_seconds_per_step(self):
+        return 2.5
 
 
 def test_time_is_kept_for_the_final_loss():
@@ -106,13 +108,14 @@ def test_time_is_kept_for_the_final_loss():
     assert TimeLimit(config, Clock(), 10).is_over(573.1)
 
 
-def test_steps_that_became_slower_shorten_the_plan_when_the_reserve_is_used_up():
+def test_another_speed_changes_the_plan_if_the_reserve_is_used_up_or_much_time_is_left():
     limit = TimeLimit(TrainingConfig(max_minutes=10, val_every=30), Clock(), 0)
+    usual = int((600 * 0.98 - 103) / 2.6)
 
-    assert limit.fewer_steps(100, 191) is None
-    assert limit.fewer_steps(100, 192) == int((600 * 0.98 - 103) / 2.6) == 186
-    few = SimpleNamespace(num_steps=19, last_pause=3.0, seconds_per_step=2.0)
-    assert TimeLimit(TrainingConfig(max_minutes=10), few, 0).fewer_steps(100, 10**6) is None
+    assert limit.other_steps(100, 191) is None
+    assert limit.other_steps(100, 192) == usual == 186
+    assert limit.other_steps(100, 178) is None
+    assert limit.other_steps(100, 177) == usual
 
 
 def test_a_gpu_ends_more_steps_after_it_was_asked():

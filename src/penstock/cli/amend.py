@@ -8,6 +8,7 @@ from penstock.cli import options
 from penstock.cli.options import argument, option
 from penstock.cli.terminal import aligned, console, print_json, visible, write
 from penstock.cli.train import Settings
+from penstock.cli.units import number_of
 
 if TYPE_CHECKING:
     from penstock.inspect import AmendedRecipe
@@ -131,6 +132,9 @@ def _show(found: "AmendedRecipe") -> None:
     would = "" if found.written else "would be "
     write(f"{would}amendment {found.number:,} in {found.ledger}, from step {found.step:,} on:")
     write(f"  {visible(str(found.amendment), lines=False)}")
+    for each in found.excluded:
+        size = number_of(each.span[1] - each.span[0], "token")
+        write(f"  excluded: {visible(f'{each.source}: {each}', lines=False)}, {size}")
     if found.amendment.drop and not found.plan.is_weighted:
         dropped = ", ".join(found.amendment.drop)
         write(f"  without weights, the epoch is read to its end; after it, {dropped} has no rows")

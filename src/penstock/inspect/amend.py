@@ -1,13 +1,13 @@
 """Adds an amendment to the ledger of a recipe: from a step of its run to a position of its plan."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import PlanError, RecipeError, StoreError
+from penstock.errors import PlanError, RecipeError
 from penstock.inspect.documents import FoundDocument, find_documents
+from penstock.inspect.members import members
 from penstock.inspect.runs import Log, OpenedRun, open_run
 from penstock.ledger import AddedStore as AddedStore  # exported with this module
 from penstock.ledger import LedgerLine, append_line, ledger_path
@@ -17,6 +17,7 @@ from penstock.order.plan import Plan
 from penstock.order.weights import Weight
 from penstock.paths import expand_user, is_remote, redacted
 from penstock.recipe import Tables, read_recipe
+from penstock.store.reader import TokenStore
 from penstock.train.data import open_added
 from penstock.train.record import checkpoint_paths
 
@@ -40,6 +41,8 @@ class AmendedRecipe:
     """The same with the amendment."""
     written: bool
     """False after a dry run, which leaves the ledger as it is."""
+    excluded: tuple[FoundDocument, ...] = ()
+    """The documents that this amendment excludes."""
 
     def to_json(self) -> Json:
         """Return it as JSON."""
@@ -99,13 +102,14 @@ def amend_recipe(  # noqa: PLR0913  (one keyword for each change that an amendme
         )
         for name, each in stores.items()
     }
+    excluded = _excluded(run.plan, exclude)
     amended = run.plan.amend(
         position,
         weights=weights,
         add={name: new.get(name) for name in add or ()},
         drop=drop,
         skip=num_rows,
-        exclude=_spans(run.plan, exclude),
+        exclude=_spans(excluded),
     )
     made = amended.amendments[-1]
     documents = tuple(f"{file}:{record}" for file, record in exclude)
@@ -116,7 +120,9 @@ def amend_recipe(  # noqa: PLR0913  (one keyword for each change that an amendme
     ledger, number = ledger_path(path), len(amended.amendments)
     if not dry_run:
         append_line(ledger, run.recipe.ledger, line)
-    return AmendedRecipe(ledger, number, step, made, amended, before, after, not dry_run)
+    return AmendedRecipe(
+        ledger, number, step, made, amended, before, after, not dry_run, tuple(excluded)
+    )
 
 
 def _check_settings(path: Path, settings: Tables) -> None:
@@ -183,8 +189,8 @@ def _checked(store: AddedStore) -> AddedStore:
     return store
 
 
-def _spans(plan: Plan, documents: Sequence[tuple[str, int]]) -> dict[str, list[Span]]:
-    found: dict[str, list[Span]] = {}
+def _excluded(plan: Plan, documents: Sequence[tuple[str, int]]) -> list[FoundDocument]:
+    found: list[FoundDocument] = []
     for file, record in documents:
         matches, name = _documents(plan, file, record)
         if len({(each.store, each.file) for each in matches}) > 1:
@@ -195,8 +201,14 @@ def _spans(plan: Plan, documents: Sequence[tuple[str, int]]) -> dict[str, list[S
                 f"{file}:{record} are several documents ({shown}). Name one: more of the path of "
                 f"the file{source if len(sources) > 1 else ''}."
             )
-        for each in matches:
-            found.setdefault(each.source, []).append(each.span)
+        found += matches
+    return found
+
+
+def _spans(documents: Sequence[FoundDocument]) -> dict[str, list[Span]]:
+    found: dict[str, list[Span]] = {}
+    for each in documents:
+        found.setdefault(each.source, []).append(each.span)
     return found
 
 
@@ -205,12 +217,15 @@ def _documents(plan: Plan, file: str, record: int) -> tuple[list[FoundDocument],
     source, _, name = file.partition("=")
     if not name or source not in plan.sources:
         return find_documents(plan, file, record), file
-    try:
-        return find_documents(plan, name, record, source), name
-    except StoreError:
-        with suppress(StoreError):  # the name of the file has "=", too
-            return find_documents(plan, file, record), file
-        raise
+    names = [
+        each["name"]
+        for *_, store in members(plan, None)
+        if isinstance(store, TokenStore)
+        for each in store.manifest.inputs
+    ]
+    if any(f"/{each}".endswith(f"/{file}") for each in names):  # its name has "=", too
+        return find_documents(plan, file, record), file
+    return find_documents(plan, name, record, source), name
 
 
 def _rows_after(run: OpenedRun, plan: Plan, position: int) -> dict[str, int]:

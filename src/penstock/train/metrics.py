@@ -105,14 +105,16 @@ class Throughput:
         # The end of each step, its tokens, and how long it waited for data. N + 1 ends enclose N
         # steps.
         self._ends: deque[tuple[float, int, float]] = deque(maxlen=_WINDOW_STEPS + 1)
-        self._timed_from = math.nan
+        # The step after which `recent_seconds_per_step` counts, and when it ended. The first ten
+        # steps compile.
+        self._mark, self._marked = _WINDOW_STEPS, math.nan
 
     def add_step(self, num_tokens: int, waited: float) -> None:
         """Record a step that has just ended."""
         self.num_steps += 1
         self._ends.append((time.perf_counter() - self._paused, num_tokens, waited))
-        if self.num_steps == _WINDOW_STEPS:
-            self._timed_from = self._ends[-1][0]
+        if self.num_steps == self._mark:
+            self._marked = self._ends[-1][0]
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -133,11 +135,15 @@ class Throughput:
         """The mean duration of the last ten steps."""
         return self._span / max(1, len(self._ends) - 1)
 
-    @property
-    def mean_seconds_per_step(self) -> float:
-        """The mean duration of all steps but the first ten, which compile; NaN before the next."""
-        timed = self.num_steps - _WINDOW_STEPS
-        return (self._ends[-1][0] - self._timed_from) / timed if timed > 0 else math.nan
+    def recent_seconds_per_step(self) -> float | None:
+        """The mean duration of the steps since the last call; None if these are fewer than ten."""
+        count = self.num_steps - self._mark
+        if count < _WINDOW_STEPS:
+            return None
+        end = self._ends[-1][0]
+        found = (end - self._marked) / count
+        self._mark, self._marked = self.num_steps, end
+        return found
 
     @property
     def tokens_per_second(self) -> float:

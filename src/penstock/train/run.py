@@ -168,6 +168,9 @@ class _Loop:
                 self.saved = -1  # an existing checkpoint of this step lacks this validation
             if self.saved != self.progress.step:
                 self._save()
+            step, steps = self.progress.step, self.progress.steps
+            if steps is not None and step < steps and not self.interrupted:
+                self.log(f"time is over: step {step:,} of {steps:,} planned steps is the last")
         finally:
             if self.metrics is not None:
                 self.metrics.close()
@@ -203,7 +206,7 @@ class _Loop:
                 with self.throughput.pause():
                     if validates:
                         self._validate()
-                        self._plan_fewer_steps()
+                        self._plan_again()
                     if saves:
                         self._save()
                 if is_first:
@@ -305,16 +308,23 @@ class _Loop:
         each = f"{self.throughput.seconds_per_step * 1e3:,.0f} ms"
         self.log(f"planned {steps:,} steps of {each}, to end within max_minutes={minutes:g}")
 
-    def _plan_fewer_steps(self) -> None:
-        """Let the schedule end earlier if steps became so slow that the reserve is used up."""
+    def _plan_again(self) -> None:
+        """Let the schedule end earlier or later if the speed of steps has changed."""
         planned = self.progress.steps
         if planned is None or self.progress.minutes is None:
             return
-        fewer = self.limit.fewer_steps(time.perf_counter() - self.started, planned - self.queued)
-        steps = self.world.from_main(planned if fewer is None else self.queued + fewer)
-        if steps < planned:
+        other = self.limit.other_steps(time.perf_counter() - self.started, planned - self.queued)
+        steps = self.world.from_main(planned if other is None else self.queued + other)
+        if steps != planned:
             self.progress = replace(self.progress, steps=steps)
-            self.log(f"planned {steps:,} steps instead of {planned:,}, because they became slower")
+            rates = [
+                self.job.optimization.learning_rate * self.job.optimization.rate(self.queued, each)
+                for each in (planned, steps)
+            ]
+            self.log(
+                f"planned {steps:,} steps instead of {planned:,}, by the speed of the last ones; "
+                f"the learning rate is {rates[1]:.2g} instead of {rates[0]:.2g}"
+            )
 
     def _validate(self) -> None:
         """Compute the validation loss, and see whether it reaches the target."""

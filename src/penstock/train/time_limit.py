@@ -3,7 +3,7 @@
     max_minutes  ├── steps, with validations between them ──┤ final loss ├ reserve ┤
 
 The steps are planned after the first ones were timed, so that the learning rate has a schedule. If
-later steps are slower and use up the reserve, fewer steps are planned after a validation.
+their speed changes, they are planned again after a validation.
 """
 
 from dataclasses import replace
@@ -12,7 +12,8 @@ from penstock.train.config import OptimizationConfig, TrainingConfig
 from penstock.train.metrics import RunProgress, Throughput
 
 _PLANNED_SHARE = 0.97  # of max_minutes; the rest is reserve for slower steps
-_LATER_SHARE = 0.98  # the same, where the reserve is used up and fewer steps are planned
+_LATER_SHARE = 0.98  # the same, where the steps are planned again
+_MOST_MORE = 1.05  # fewer additional steps are not planned: each plan changes the learning rate
 
 
 class TimeLimit:
@@ -53,14 +54,17 @@ class TimeLimit:
         """How many more steps fit into the limit, by the speed of the last ones."""
         return self._fitting(seconds, _PLANNED_SHARE, self._throughput.seconds_per_step)
 
-    def fewer_steps(self, seconds: float, left: int) -> int | None:
-        """How many more steps fit into the limit, by the mean speed; None if `left` of them do."""
-        if self._throughput.num_steps < Throughput.TIMED_STEPS:
-            return None  # the speed is not known yet
-        mean = self._throughput.mean_seconds_per_step
-        if left <= self._fitting(seconds, 1.0, mean):
+    def other_steps(self, seconds: float, left: int) -> int | None:
+        """How many more steps fit, if these are fewer than `left`, or many more; otherwise None.
+
+        By the speed since the last call.
+        """
+        speed = self._throughput.recent_seconds_per_step()
+        if speed is None:
             return None
-        return self._fitting(seconds, _LATER_SHARE, mean)
+        usual = self._fitting(seconds, _LATER_SHARE, speed)
+        is_right = usual <= _MOST_MORE * left and left <= self._fitting(seconds, 1.0, speed)
+        return None if is_right else usual
 
     def _fitting(self, seconds: float, share: float, seconds_per_step: float) -> int:
         assert self._minutes is not None  # TrainingConfig demands steps or max_minutes
