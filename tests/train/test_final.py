@@ -112,10 +112,12 @@ def test_another_speed_changes_the_plan_if_the_reserve_is_used_up_or_much_time_i
     limit = TimeLimit(TrainingConfig(max_minutes=10, val_every=30), Clock(), 0)
     usual = int((600 * 0.98 - 103) / 2.6)
 
-    assert limit.other_steps(100, 191) is None
+    assert limit.other_steps(70, 10**6) is None  # thirty seconds go by between two plans
+    assert limit.other_steps(99, 10**6) is None
     assert limit.other_steps(100, 192) == usual == 186
-    assert limit.other_steps(100, 178) is None
-    assert limit.other_steps(100, 177) == usual
+    assert limit.other_steps(129, 10**6) is None
+    assert limit.other_steps(130, int((600 - 133) / 2.6)) is None
+    assert limit.other_steps(160, 10) == int((600 * 0.98 - 163) / 2.6)
 
 
 def test_a_gpu_ends_more_steps_after_it_was_asked():

@@ -13,6 +13,7 @@ from penstock.train.metrics import RunProgress, Throughput
 
 _PLANNED_SHARE = 0.97  # of max_minutes; the rest is reserve for slower steps
 _LATER_SHARE = 0.98  # the same, where the steps are planned again
+_BETWEEN_PLANS = 0.05  # of max_minutes: the speed of fewer steps is a matter of chance
 _MOST_MORE = 1.05  # fewer additional steps are not planned: each plan changes the learning rate
 
 
@@ -38,6 +39,7 @@ class TimeLimit:
         self._minutes, self._val_every = config.max_minutes, config.val_every
         self._throughput, self._final_steps = throughput, final_steps
         self._queued_steps = queued_steps
+        self._asked: float | None = None
 
     def is_over(self, seconds: float) -> bool:
         """Whether no time would be left after the steps that are queued and one more validation.
@@ -57,11 +59,17 @@ class TimeLimit:
     def other_steps(self, seconds: float, left: int) -> int | None:
         """How many more steps fit, if these are fewer than `left`, or many more; otherwise None.
 
-        By the speed since the last call.
+        By the speed since the last plan; None if that is not long ago.
         """
+        assert self._minutes is not None
+        if self._asked is None:
+            self._asked = seconds
+        if seconds - self._asked < 60 * self._minutes * _BETWEEN_PLANS:
+            return None
         speed = self._throughput.recent_seconds_per_step()
         if speed is None:
             return None
+        self._asked = seconds
         usual = self._fitting(seconds, _LATER_SHARE, speed)
         is_right = usual <= _MOST_MORE * left and left <= self._fitting(seconds, 1.0, speed)
         return None if is_right else usual
