@@ -147,3 +147,30 @@ def test_ctrl_c_at_any_time_leaves_no_traceback(corpus, tmp_path, seconds):
     is_built = (tmp_path / "store" / "penstock.json").exists()
     assert running.returncode in ((0, 130, -signal.SIGINT) if is_built else (130,))
     assert "Traceback" not in errors
+
+
+LOST = """
+import signal, time
+import penstock.cli
+from penstock.cli import app
+
+class Lost:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+def run():
+    Lost()
+    try:
+        time.sleep(20)
+    except KeyboardInterrupt:
+        print("interrupted")
+
+app.run = run
+penstock.cli.main()
+"""
+
+
+def test_ctrl_c_in_a_destructor_is_not_lost():
+    done = subprocess.run([sys.executable, "-c", LOST], capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from types import FrameType
 
 
@@ -18,6 +19,7 @@ def main() -> None:
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
+        sys.unraisablehook = _repeat_interrupt
     # The handler is set before this import, which takes most of the time that the program needs to
     # start.
     from penstock.cli.app import run
@@ -38,3 +40,20 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
             os._exit(130)
         frame = frame.f_back
     raise KeyboardInterrupt
+
+
+def _repeat_interrupt(ignored: "sys.UnraisableHookArgs") -> None:
+    """Repeat a Ctrl-C that arrived where Python prints exceptions and continues.
+
+    Such as in `__del__`, or in a function that is called when an object is garbage collected.
+    """
+    if not isinstance(ignored.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(ignored)
+        return
+    # A little later, because an exception in this function would be printed too.
+    again = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
+    again.daemon = True
+    with suppress(
+        RuntimeError
+    ):  # no thread can start while Python ends, and then nothing continues
+        again.start()
