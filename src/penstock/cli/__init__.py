@@ -53,7 +53,6 @@ def _repeat_interrupt(ignored: "sys.UnraisableHookArgs") -> None:
     # A little later, because an exception in this function would be printed too.
     again = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
     again.daemon = True
-    with suppress(
-        RuntimeError
-    ):  # no thread can start while Python ends, and then nothing continues
+    # No thread can start while Python ends, and then nothing continues.
+    with suppress(RuntimeError):
         again.start()
