@@ -36,14 +36,13 @@ def token_files_at(path: object, **given: Any) -> TokenFiles | None:
     # which columns there are, and which argument is missing.
     if (is_named and holds_files(place)) or is_token_file(place) or table_kind(place):
         return open_tokens(path, **given)
-    if is_pattern(place):
-        has_usual = next(found_by(place), None) is None  # the error is about the pattern
-    else:
-        names = _other_files(place) if place.is_dir() else []
-        has_usual = any(
-            each.suffix in TOKEN_SUFFIXES or (each.suffix in _TABLE_SUFFIXES and recognised(each))
-            for each in names
-        )
+    if is_pattern(place) and next(found_by(place), None) is None:
+        return open_tokens(path, **given)  # raises: it matches no file
+    names = _other_files(place) if place.is_dir() else []
+    has_usual = any(
+        each.suffix in TOKEN_SUFFIXES or (each.suffix in _TABLE_SUFFIXES and recognised(each))
+        for each in names
+    )
     return open_tokens(path, **given) if has_usual else None
 
 

@@ -169,7 +169,8 @@ class _Loop:
             if self.saved != self.progress.step:
                 self._save()
             step, steps = self.progress.step, self.progress.steps
-            if steps is not None and step < steps and not self.interrupted:
+            # The run may also end early because its data has ended.
+            if self.stopping and not self.interrupted and steps is not None and step < steps:
                 self.log(f"time is over: step {step:,} of {steps:,} planned steps is the last")
         finally:
             if self.metrics is not None:

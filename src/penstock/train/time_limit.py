@@ -34,7 +34,7 @@ class TimeLimit:
             config: The settings of the run.
             throughput: The speed so far.
             final_steps: How many steps take as long as the evaluation at the end.
-            queued_steps: How many steps end after the loop asks, if it is told to go on.
+            queued_steps: How many steps end after the loop asks, if the answer is no.
         """
         self._minutes, self._val_every = config.max_minutes, config.val_every
         self._throughput, self._final_steps = throughput, final_steps
@@ -94,7 +94,7 @@ def is_planned(progress: RunProgress, config: TrainingConfig) -> bool:
 
 
 def resumed(before: RunProgress, config: TrainingConfig) -> RunProgress:
-    """Return the progress of a checkpoint with the number of steps of the settings of now."""
+    """Return the progress of a checkpoint, with the number of steps by the current settings."""
     steps, minutes = config.steps, config.max_minutes
     if steps is not None:
         return replace(before, steps=steps, minutes=None)
