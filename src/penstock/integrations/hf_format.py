@@ -7,7 +7,8 @@
     labels           b c - -        "shifted": the next token, so the last token has no label
 
 Packed rows have `position_ids` instead of `attention_mask`. Given both, models of `transformers`
-ignore where documents begin, and attend across documents.
+ignore where documents begin, and attend across documents. With their cache they do so too, so
+packed batches also get `use_cache=False`.
 """
 
 from collections.abc import Callable

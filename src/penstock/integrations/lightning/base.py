@@ -6,6 +6,7 @@ for loaders. A checkpoint keeps what `state_dict` returns on rank 0.
 
 import logging
 import os
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,7 @@ from penstock.integrations.lightning import loaders
 from penstock.integrations.stores import StoreSettings, store_of, stores_together, stream_of
 from penstock.loader.arguments import plan_of, topology
 from penstock.loader.dataloader import WorkerOptions
-from penstock.loader.packed import check_packed, prepare
+from penstock.loader.packed import needs_one_row
 from penstock.order.shuffle import Mode
 from penstock.ranges import whole_number
 from penstock.rows.documents import Documents
@@ -273,18 +274,24 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
             world_size=world_size,
             to_batch=made.to_batch,
             format=made.format,
-            flat=made.packed and self._prepare_model(),
+            flat=made.packed and self._needs_one_row(),
             workers=self._worker_options(shuffle),
             drop_last=self._drop_last,
         )
 
-    def _prepare_model(self) -> bool:
-        """Prepare the Trainer's model for packed rows; return whether a batch must be one row."""
-        # Without a Trainer the model is not known; `check_packed` then warns.
+    def _needs_one_row(self) -> bool:
+        """Test the Trainer's model with packed rows; return whether a batch must be one row."""
         model = None if self.trainer is None else self.trainer.lightning_module
-        flat = prepare(model)
-        check_packed(model)
-        return flat
+        flat = needs_one_row(model)
+        if model is not None and flat is None:
+            warnings.warn(
+                f"Rows of these batches hold several documents, and {type(model).__name__} "
+                "contains no model of transformers, which alone is tested here. Keep documents "
+                "apart in its attention by position_ids, which begin at 0 in each document, or use "
+                "LLMDataModule(…, packing=False).",
+                stacklevel=2,
+            )
+        return bool(flat)
 
     def topology(self) -> tuple[int, int]:
         """The rank of this process, and the number of ranks that read separate rows."""

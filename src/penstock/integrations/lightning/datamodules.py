@@ -49,9 +49,9 @@ class LLMDataModule(base.ResumableDataModule):
     `labels` are the `input_ids`, with -100 exactly where `attention_mask` is 0: models of
     `transformers` shift them themselves. A real end token keeps its label.
 
-    With `packing=True` batches have `input_ids`, `labels` and `position_ids`. When the Trainer
-    asks for a loader, the models of `transformers` in the LightningModule are prepared for them,
-    as by `penstock.integrations.huggingface.keep_documents_apart`.
+    With `packing=True` batches have `input_ids`, `labels`, `position_ids` and `use_cache=False`.
+    When the Trainer asks for a loader, the models of `transformers` in the LightningModule are
+    tested, as by `penstock.loader.keep_documents_apart`.
     """
 
     def __init__(  # noqa: PLR0913  (flat arguments: Lightning's command line reads them)
@@ -98,7 +98,8 @@ class LLMDataModule(base.ResumableDataModule):
             overflow: "cut" truncates rows of more than `max_length` tokens and reports how many;
                 "split" makes several rows of them.
             packing: Whether a row is several whole documents, instead of one document and
-                padding. Batches then have `position_ids` instead of `attention_mask`.
+                padding. Batches then have `position_ids` and `use_cache=False` instead of
+                `attention_mask`.
             streaming: Whether training begins while text is still being tokenized. Without
                 `packing`, rows to train on are then windows of the concatenated text, without
                 padding; rows to validate on are single documents, as without streaming.
