@@ -19,7 +19,13 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 from penstock.errors import PlanError, ResumeError
 from penstock.integrations.batches import BatchSource, RankSpan, State, StepBatches, unchanged
 from penstock.integrations.hf_datasets import build_dataset, export_texts, is_dataset
-from penstock.integrations.hf_format import Labels, MaskedPacks, hf_tokenizer, row_format
+from penstock.integrations.hf_format import (
+    Labels,
+    MaskedPacks,
+    hf_tokenizer,
+    refuse_second_shift,
+    row_format,
+)
 from penstock.loader.arguments import topology
 from penstock.loader.batch_format import LabelBatch
 from penstock.loader.loader import Loader
@@ -327,12 +333,13 @@ class RowsTrainer:
 
     @contextmanager
     def _stacking(self, dataset: object, batch_size: int) -> Iterator[None]:
-        """For packed rows, test the model and use a collator that adds no mask."""
+        """Refuse shifted labels; for packed rows, test the model and add no mask."""
         if isinstance(dataset, AnyRows):
             raise PlanError(
                 f"{dataset!r} holds rows, and the Trainer reads items of a dataset here. Pass "
                 "RowItems(rows) of penstock.integrations.huggingface."
             )
+        refuse_second_shift(self.model)
         if not (isinstance(dataset, RowItems) and dataset.packed):
             yield
             return

@@ -62,17 +62,23 @@ def needs_one_row(module: Any) -> bool | None:
     Raises:
         PlanError: attention crosses documents.
     """
+    models = outermost_models(module)
+    for model in models:
+        _refuse_leak(model)
+    # Parts of a model, such as an encoder, may have a separate config.
+    configs = (getattr(each, "config", None) for model in models for each in model.modules())
+    kinds = {str(getattr(config, "_attn_implementation", None)) for config in configs}
+    return any("flash" in kind for kind in kinds) if models else None
+
+
+def outermost_models(module: Any) -> list[Any]:
+    """Return the models of transformers in a module that are not inside another one."""
     loaded = sys.modules.get("transformers.modeling_utils")
     if loaded is None or not isinstance(module, torch.nn.Module):
-        return None
-    parts = [each for each in module.modules() if isinstance(each, loaded.PreTrainedModel)]
-    inside = {id(child) for part in parts for child in part.modules() if child is not part}
-    for part in parts:
-        if id(part) not in inside:
-            _refuse_leak(part)
-    # Parts of a model, such as an encoder, may have a separate config.
-    kinds = {str(part.config._attn_implementation) for part in parts}
-    return any("flash" in kind for kind in kinds) if parts else None
+        return []
+    if isinstance(module, loaded.PreTrainedModel):
+        return [module]
+    return [model for child in module.children() for model in outermost_models(child)]
 
 
 def without_cache(batch: dict[str, Any]) -> dict[str, Any]:

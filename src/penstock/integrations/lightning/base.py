@@ -258,6 +258,8 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         """Return the order of `rows`, the share of this rank, and how batches are made."""
         rank, world_size = self.topology()
         made = self.format_of(rows)
+        if self.labels == "shifted" and self.trainer is not None:
+            hf_format.refuse_second_shift(self.trainer.lightning_module)
         given = self._global_batch_size
         if given is not None and given % world_size:
             raise PlanError(
