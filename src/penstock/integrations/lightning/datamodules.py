@@ -212,7 +212,12 @@ class LLMDataModule(base.ResumableDataModule):
 
 
 class LocalOpenWebTextDataModule(base.ResumableDataModule):
-    """Batches of `input_ids` and `labels`, int64 (batch, max_length), from local text files."""
+    """Batches of `input_ids` and `labels`, int64 (batch, max_length), from local text files.
+
+    Labels are shifted: `labels[i]` is `input_ids[i + 1]`, for `cross_entropy(logits, labels)`.
+    `model(**batch).loss` of `transformers` shifts them again, which the Trainer's first step
+    refuses; such a model needs `labels="same"`.
+    """
 
     def __init__(  # noqa: PLR0913  (flat arguments: Lightning's command line reads them)
         self,
