@@ -24,7 +24,8 @@ import numpy as np
 import torch
 
 from penstock.errors import PlanError, TokenizerError
-from penstock.integrations.hf_format import Convention, Labels, label_convention
+from penstock.integrations.hf_format import Convention, Labels
+from penstock.integrations.hf_format import label_convention as label_convention
 from penstock.loader.batch_format import LabelBatch
 from penstock.tokenize.engines import read_attribute
 
