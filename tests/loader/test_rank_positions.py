@@ -251,6 +251,33 @@ def test_step_loaders_multiplex_loaders_and_sft_batches_are_compared(together):
     assert all("rank 0 is at position" in each for each in lines[1::2])
 
 
+def test_data_modules_are_compared(together):
+    pytest.importorskip("lightning")
+    shown = together("""
+        from penstock.integrations.lightning import LLMDataModule
+
+        def module():
+            made = LLMDataModule("bytes", 2, 16, num_workers=0, data={"train": store})
+            made.prepare_data()
+            made.setup("fit")
+            return made
+
+        states, one = [], module()
+        iterator = iter(one.train_dataloader())
+        for _ in range(3):
+            next(iterator)
+            states.append(one.state_dict())
+        for which in ((0, 0), (0, 2)):
+            each = module()
+            each.load_state_dict(states[which[rank]])
+            batches = iter(each.train_dataloader())
+            list(zip(range(3), batches))
+    """)
+
+    assert "rank 0 is at position 4, rank 1 is at position 12" in shown[0]
+    assert shown[0].splitlines()[0] == shown[1].splitlines()[0]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="DataLoader workers are forked")
 def test_a_loader_in_a_worker_of_a_dataloader_does_not_use_the_group(together):
     shown = together("""
