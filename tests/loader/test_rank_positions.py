@@ -7,6 +7,8 @@ import textwrap
 import pytest
 import zygote
 
+import penstock
+
 # Each process prints what happened on it. The steps between batches have no collective.
 SCRIPT = """
 import sys, warnings
@@ -249,6 +251,28 @@ def test_step_loaders_multiplex_loaders_and_sft_batches_are_compared(together):
     lines = shown[0].splitlines()
     assert lines[::2] == ["read"] * 3
     assert all("rank 0 is at position" in each for each in lines[1::2])
+
+
+def test_a_rank_that_streams_is_compared_with_one_that_reads_the_finished_store(together, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"Line {number}: the fox jumps.\n" for number in range(300)))
+    penstock.build(text, tmp_path / "built", tokenizer="bytes", documents="lines")
+    shown = together("""
+        place = folder + "/built"
+        opened = ps.TokenStore(place)
+        if rank == 1:
+            opened = ps.stream(
+                folder + "/text.txt", place, tokenizer="bytes", documents="lines"
+            )
+        for at in ((5, 5), (30, 60)):
+            each = ps.Loader(ps.Windows(opened, 16), 2, shuffle="part")
+            each.seek(4 * at[rank])
+            first(each)
+            shown.append("read")
+    """)
+
+    assert shown[0] == shown[1]
+    assert shown[0].startswith("read\nResumeError: The ranks are at different positions")
 
 
 def test_data_modules_are_compared(together):

@@ -26,7 +26,7 @@ from penstock.loader.rank_positions import RankPositions
 from penstock.loader.read import Assembler
 from penstock.loader.run import AnyPlan, Run
 from penstock.loader.state import State, check_state, identify, shortened, write_state
-from penstock.loader.state_prefix import identity_at, position_of
+from penstock.loader.state_prefix import comparable, identity_at, position_of
 from penstock.rows.protocol import RowsLike
 from penstock.store.files import keep_freed_memory
 from penstock.streaming.plan import StreamedPlan
@@ -317,9 +317,7 @@ class Loader(Generic[Batch]):
 
     def shared_settings(self) -> State:
         """Return the settings that must be the same on all ranks."""
-        identity = self._identity
-        if identity is None:  # of a streamed plan, of which ranks may know different parts
-            return {"streamed": self.plan.describe().get("shuffle")}
+        identity = comparable(self.plan, self._identity)
         sizes = list(self._sizes.items()) if len(self._sizes) > 1 else self._sizes.get(0)
         order = {**identity["order"], "global_batch_size": shortened(sizes)}
         return {**identity, "order": order}
