@@ -27,6 +27,16 @@ def test_it_draws_the_tree_of_a_recipe(invoke, recipe):
     assert "the run: 100 steps, 400 rows of 16 inputs, 6,400 in total" in shown
 
 
+def test_targets_that_follow_from_a_mean_are_said_to_be_about(invoke, recipe):
+    """Windows are all full; rows of `packs` have different numbers of targets."""
+    shown = invoke("plan", "mix.toml").stdout
+    table = shown.partition("trained on")[2].partition("\n\n")[0]
+    line = {line.split()[0]: line for line in table.splitlines()[1:]}
+
+    assert "about" not in line["web"]
+    assert line["code"].count("about ") == 2
+
+
 def test_flags_change_it(invoke, recipe):
     shown = invoke("plan", "mix.toml", "--batch_size", 8, "--set", "training.steps=10").stdout
 

@@ -6,7 +6,7 @@ from penstock.cli import options
 from penstock.cli.options import option
 from penstock.cli.terminal import aligned, console, print_json, visible, write
 from penstock.cli.train import BatchSize, MaxLength, Settings, Source, TrainFile, ValFile
-from penstock.cli.units import count_text, size_text
+from penstock.cli.units import count_text, estimate_text, size_text
 
 if TYPE_CHECKING:
     from penstock.inspect import Forecast, OpenedRun
@@ -102,8 +102,8 @@ def _show_sources(found: "Forecast") -> None:
                 each.source,
                 f"{each.epochs:,.2f}",
                 repeats,
-                "?" if each.run_tokens is None else f"{each.run_tokens:,}",
-                "?" if each.trained_tokens is None else f"{each.trained_tokens:,}",
+                estimate_text(each.run_tokens, is_exact=each.tokens_exact),
+                estimate_text(each.trained_tokens, is_exact=each.tokens_exact),
                 f"{each.padding:.2%}",
                 f"{each.split_documents:,}",
                 f"{each.cut_documents:,}",
