@@ -10,8 +10,8 @@ Each line is one document, blank lines are skipped, and an end token follows eac
 arrays are 1-D, uint16 or uint32; `np.load(path, mmap_mode="r")` reads them without penstock. A
 store, which `penstock build` makes, also records document ends, checksums and rejected records.
 
-A long text is tokenized in parts. `owt_train_preprocessed.parts.json` then lists the tokens of each,
-so that `shuffle="part"` gives the same order as a stream of the text.
+A long text is tokenized in parts. `owt_train_preprocessed.parts.json` then lists how many tokens
+each part has, so that `shuffle="part"` gives the same order as a stream of the text.
 """
 
 import argparse

@@ -102,13 +102,13 @@ class LLMDataModule(base.ResumableDataModule):
                 padding. Batches then have `position_ids` instead of `attention_mask`.
             streaming: Whether training begins while text is still being tokenized. Without
                 `packing`, rows to train on are then windows of the concatenated text, without
-                padding; rows to validate on are single documents, as without streaming. The order is
-                then `shuffle="part"`; without streaming it is "full".
+                padding; rows to validate on are single documents, as without streaming. The
+                order is then `shuffle="part"`; without streaming it is "full".
             labels: "same", or "shifted" for models that do not shift labels themselves.
             pad_to_multiple_of: The width of a batch is a multiple of this.
             padding_side: The side of a row that is padded.
-            **common: `seed`, `shuffle`, `global_batch_size`, `drop_last`, `pin_memory`, `cache_dir`,
-                `on_change`; see
+            **common: `seed`, `shuffle`, `global_batch_size`, `drop_last`, `pin_memory`,
+                `cache_dir`, `on_change`; see
                 `penstock.integrations.lightning.base.CommonArguments`.
         """
         super().__init__(model_name, batch_size, max_length, labels, **common)
@@ -265,8 +265,8 @@ class LocalOpenWebTextDataModule(base.ResumableDataModule):
                 not known yet. Without streaming, and with `use_preprocessed`, all rows are
                 shuffled (`shuffle="full"`), which mixes them better. So the same text gives the
                 same rows in another order; with `shuffle="part"` the batches are equal.
-            **common: `seed`, `shuffle`, `global_batch_size`, `drop_last`, `pin_memory`, `cache_dir`,
-                `on_change`; see
+            **common: `seed`, `shuffle`, `global_batch_size`, `drop_last`, `pin_memory`,
+                `cache_dir`, `on_change`; see
                 `penstock.integrations.lightning.base.CommonArguments`.
         """
         super().__init__(tokenizer, batch_size, max_length, labels, **common)
