@@ -1,5 +1,7 @@
 """`penstock plan`: the data that a training run would read."""
 
+import math
+from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated
 
 from penstock.cli import options
@@ -10,8 +12,10 @@ from penstock.cli.units import count_text, estimate_text, size_text
 
 if TYPE_CHECKING:
     from penstock.inspect import Forecast, OpenedRun
+    from penstock.order.plan import Plan
 
 _BAR = 20  # columns of the longest bar
+_MOST_STAGES = 10  # as in the tree of the plan
 
 
 def plan_command(
@@ -63,6 +67,8 @@ def _show(run: "OpenedRun", found: "Forecast") -> None:
     from penstock.train.command import NO_VALIDATION
 
     write(run.plan.tree(found.rows))
+    for line in _normalised_weights(run.plan):
+        write(line)
     job = run.job
     if job.val is None:
         write(NO_VALIDATION)
@@ -89,6 +95,22 @@ def _show(run: "OpenedRun", found: "Forecast") -> None:
         )
     for warning in found.warnings:
         console().print(visible(f"warning: {warning}"), style="yellow", soft_wrap=True)
+
+
+def _normalised_weights(plan: "Plan") -> list[str]:
+    """Return a line for each stage whose weights do not sum to 1, and so are read as ratios."""
+    lines = []
+    for stage in plan.describe()["stages"][:_MOST_STAGES]:
+        given = stage.get("weights", {}).values()
+        numbers = [Fraction(weight) for weight in given]  # "1/3" is a string in JSON
+        total = sum(numbers)
+        if not numbers or math.isclose(total, 1, rel_tol=1e-9):
+            continue
+        cells = [f"{float(number):.4g}" for number in numbers]
+        shares = [f"{float(number / total):.4g}" for number in numbers]
+        since = f" from position {stage['position']:,}" if stage["position"] else ""
+        lines.append(f"weights{since}: given {', '.join(cells)}: read as {', '.join(shares)}")
+    return lines
 
 
 def _show_sources(found: "Forecast") -> None:
