@@ -26,6 +26,7 @@ demo: $(VENV)/.user
 
 # make test TESTS=tests/order runs a part of them.
 test: $(VENV)/.dev
+	@$(BIN)/python -c "import os; print(f'The whole suite takes about 8 minutes on 2 quiet cores; this machine has {os.cpu_count()}.', flush=True)"
 	$(PYTEST) $(TESTS)
 
 # The same with the lowest version of each dependency that pyproject.toml declares, in a separate
