@@ -95,10 +95,12 @@ def part_ends(path: Path, num_tokens: int) -> Integers:
         parts = json.loads(parts_file(path).read_bytes())
     except FileNotFoundError:
         parts = [num_tokens]
+    except ValueError:
+        parts = []  # damaged
     ends = np.cumsum(np.array(parts, np.int64))
-    if ends[-1] != num_tokens:
+    if (listed := int(ends[-1]) if len(ends) else 0) != num_tokens:
         raise StoreError(
-            f"{parts_file(path)} lists {ends[-1]:,} tokens, but {path} has {num_tokens:,}: they "
+            f"{parts_file(path)} lists {listed:,} tokens, but {path} has {num_tokens:,}: they "
             "are of different texts. Make both again with `python -m penstock.preprocess`, or "
             "remove the list, to shuffle the file as one part."
         )

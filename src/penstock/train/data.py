@@ -30,7 +30,6 @@ from penstock.rows.tokens import ArrayFile
 from penstock.rows.windows import Windows
 from penstock.store.folders import refuse_link
 from penstock.store.manifest import FILE_NAME
-from penstock.store.part import SIDES
 from penstock.store.reader import TokenStore, manifest_at
 from penstock.store.sides import has_file, open_stores
 from penstock.store.summary import describe_rules
@@ -223,7 +222,7 @@ class _Opener:
         except PlanError as error:
             path = store.path if isinstance(store, ArrayFile | TokenFiles | TokenStore) else store
             error.add_note(f"In {path}. Set the length of rows with data.length or --max_length.")
-            if Path(str(path)).name in SIDES and self._config.split is not None:
+            if self._config.split is not None and self._stores in Path(str(path)).parents:
                 error.add_note(self._split_note)
             raise
 
