@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import torch
 
@@ -65,6 +65,12 @@ class CommonArguments(TypedDict, total=False):
 
     seed: int
     """Determines the order."""
+    shuffle: Mode | None
+    """How rows to train on are shuffled: "part" keeps the parts of a store in order and shuffles
+    the rows inside each; "full" shuffles all rows, "block" large blocks of them; "none" shuffles
+    nothing. The default is "part" with `streaming`, which allows no other order because the rest
+    of the rows is not known yet, and "full" otherwise. With "part", streamed, tokenized and
+    preprocessed text gives the same batches."""
     global_batch_size: int | None
     """Rows of a training step on all devices together. If it is given, `batch_size` applies to
     validation only."""
@@ -118,6 +124,7 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         labels: hf_format.Labels,
         *,
         seed: int = 0,
+        shuffle: Mode | None = None,
         global_batch_size: int | None = None,
         drop_last: bool = False,
         pin_memory: bool | None = None,
@@ -130,10 +137,14 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         )
         if on_change not in ("error", "restart"):
             raise PlanError(f'on_change={on_change!r} is not "error" or "restart".')
+        if shuffle is not None and shuffle not in get_args(Mode):
+            modes = ", ".join(f'"{mode}"' for mode in get_args(Mode))
+            raise PlanError(f"shuffle={shuffle!r} is not one of {modes}.")
         hf_format.check_labels(labels)
         self.batch_size, self.max_length, self.labels = batch_size, max_length, labels
         self.seed = whole_number("seed", seed)
         self._on_change = on_change
+        self._shuffle = shuffle
         self.streaming = False
         self.num_workers = 0
         self.prefetch_factor: int | None = None
@@ -154,6 +165,20 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         return f"{type(self).__name__}({held}; {self._tokenizer_name}, {batch})"
 
     __str__ = __repr__  # Lightning's lists four loaders, without what they hold
+
+    @property
+    def shuffle(self) -> Mode:
+        """How the rows to train on are shuffled."""
+        # While a store grows, only the order within its parts can be known.
+        return self._shuffle or ("part" if self.streaming else "full")
+
+    def check_shuffle(self) -> None:
+        """Raise if the order needs all rows, and training begins before all text is tokenized."""
+        if self.streaming and self.shuffle != "part":
+            raise PlanError(
+                f'shuffle="{self.shuffle}" needs all rows, but with streaming=True training begins '
+                'before all text is tokenized. Pass streaming=False, or shuffle="part".'
+            )
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -232,8 +257,7 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         """Return the training loader: shuffled anew each epoch, from the position of the run."""
         rows, trainer = self.opened("train"), self.trainer
         self._follow_trainer()
-        # While a store grows, only the order within its parts can be known.
-        source = self.source(rows, "part" if self.streaming else "full")
+        source = self.source(rows, self.shuffle)
         self.progress.train_on(source, self._global_batch_size)
         sized = self.progress.source.epoch_steps is not None
         if trainer is not None:  # some ranks may know the length of an epoch before others do
