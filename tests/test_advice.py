@@ -106,7 +106,6 @@ REACHED_FROM = {
     "store.job:BuildSettings.__post_init__": ["build", "penstock build"],
     "store.memory": ["build", "penstock build"],
     "store.part": ["build", "penstock build"],
-    "store.merge_sources": ["build", "penstock build"],
     "store.processes": ["build", "penstock build"],
     "store.recorded": ["repair", "penstock repair"],
     "store.repair": ["repair", "penstock repair"],

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from penstock.sources.settings import Texts as Texts
     from penstock.store.build import build as build
     from penstock.store.copy import copy as copy
-    from penstock.store.merge import merge as merge
     from penstock.store.reader import TokenStore as TokenStore
     from penstock.store.repair import repair as repair
     from penstock.streaming.stream import stream as stream
@@ -57,7 +56,6 @@ else:
             "sources.settings": "Texts",
             "store.build": "build",
             "store.copy": "copy",
-            "store.merge": "merge",
             "store.reader": "TokenStore",
             "store.repair": "repair",
             "streaming.stream": "stream",

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from penstock.store.manifest import Manifest as Manifest
     from penstock.store.manifest import PartRecord as PartRecord
     from penstock.store.manifest import read_manifest as read_manifest
-    from penstock.store.merge import merge as merge
     from penstock.store.reader import Origin as Origin
     from penstock.store.reader import TokenStore as TokenStore
     from penstock.store.repair import repair as repair
@@ -36,7 +35,6 @@ else:
             "copy": "copy",
             "job": "BuildProgress",
             "manifest": "Manifest PartRecord read_manifest",
-            "merge": "merge",
             "reader": "Origin TokenStore",
             "repair": "repair",
             "sides": "open_sides",
