@@ -107,8 +107,6 @@ REACHED_FROM = {
     "store.memory": ["build", "penstock build"],
     "store.part": ["build", "penstock build"],
     "store.processes": ["build", "penstock build"],
-    "store.recorded": ["repair", "penstock repair"],
-    "store.repair": ["repair", "penstock repair"],
     "store.reader": ["Chat"],
     "store.tasks": ["build_task", "penstock build"],
     "streaming": ["stream"],

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from penstock.store.build import build as build
     from penstock.store.copy import copy as copy
     from penstock.store.reader import TokenStore as TokenStore
-    from penstock.store.repair import repair as repair
     from penstock.streaming.stream import stream as stream
     from penstock.tokenize.tokenizer import load_tokenizer as load_tokenizer
     from penstock.verification import verify as verify
@@ -57,7 +56,6 @@ else:
             "store.build": "build",
             "store.copy": "copy",
             "store.reader": "TokenStore",
-            "store.repair": "repair",
             "streaming.stream": "stream",
             "tokenize.tokenizer": "load_tokenizer",
             "verification": "verify",

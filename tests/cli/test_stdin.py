@@ -69,17 +69,6 @@ def test_a_build_from_standard_input_says_that_it_cannot_be_resumed(pipe, caplog
     assert "holds a finished build, and standard input (-) cannot be read again" in said
 
 
-def test_a_repair_says_that_standard_input_cannot_be_read_again(pipe, tmp_path):
-    assert pipe(b"one\n", "build", "-", "-o", "store").exit_code == 0
-    (tmp_path / "store/part-00000.tokens.npy").unlink()
-
-    failed = pipe(b"", "repair", "store")
-    said = " ".join(f"{failed.output} {failed.exception}".split())
-    assert "- was standard input, which cannot be read again (digest" in said
-    assert "or build the store again" in said
-    assert " 0 bytes" not in said
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

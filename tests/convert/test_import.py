@@ -293,14 +293,6 @@ def test_the_command_imports_token_files(write_files, tmp_path):
     assert "imported" not in run("import", path, "-o", tmp_path / "b").stdout
 
 
-def test_an_imported_store_says_how_to_repair_it(write_files, tmp_path):
-    store = ps.import_tokens(write_files(DOCUMENTS, vocab_size=300), tmp_path / "store")
-    (store.path / "part-00000.tokens.npy").write_bytes(b"damaged")
-
-    with pytest.raises(StoreError, match=r"was imported from token files.*`penstock import`"):
-        ps.repair(store.path)
-
-
 def test_a_build_in_the_directory_of_an_import_is_refused(write_files, tmp_path):
     store = ps.import_tokens(write_files(DOCUMENTS, vocab_size=300), tmp_path / "store")
     path = tmp_path / "text.txt"

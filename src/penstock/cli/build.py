@@ -103,9 +103,9 @@ def build_command(
     """Tokenize raw text into a store that training reads.
 
     The build can be killed at any time: the same command resumes it. If the store is already
-    finished, the command does nothing. The bytes of the store depend only on the inputs and on
-    these settings. --overwrite builds the store again; the old one stays until the new one is
-    complete, except in object storage.
+    finished, the command only makes missing files again. The bytes of the store depend only on the
+    inputs and on these settings. --overwrite builds the store again; the old one stays until the
+    new one is complete, except in object storage.
 
     -o takes a directory, or the URL of a store in object storage: s3://, gs:// or az://. Keys are
     taken from the environment, as AWS_ACCESS_KEY_ID.
@@ -312,7 +312,7 @@ def _show(directory: "StorePath", stores: dict[str, "TokenStore"], values: dict[
     verb = "resumed and finished" if values["resumed"] else "built"
     title = f"{directory} {verb} in {took}"
     if values["finished_before"]:
-        title = f"{directory} is already finished; nothing was done ({took})"
+        title = f"{directory} is already finished ({took})"
     # With less than a megabyte, this would be the time to start Python, not a speed.
     elif values["read_bytes"] > 1e6:
         title += f", {size_text(values['read_bytes'] / values['seconds'])}/s"

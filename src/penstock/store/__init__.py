@@ -2,8 +2,8 @@
 
 A build takes documents and a tokenizer, and writes a directory of `.npy` files with one manifest.
 The bytes of a store depend on its inputs and settings alone. A build that is killed at any moment
-can be resumed. `verify` finds any later damage, and `repair` repairs it. docs/store-format.md is
-the specification.
+can be resumed. `verify` finds any later damage, and the same build makes missing files again.
+docs/store-format.md is the specification.
 """
 
 from typing import TYPE_CHECKING
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from penstock.store.manifest import read_manifest as read_manifest
     from penstock.store.reader import Origin as Origin
     from penstock.store.reader import TokenStore as TokenStore
-    from penstock.store.repair import repair as repair
     from penstock.store.sides import open_sides as open_sides
     from penstock.store.summary import Lengths as Lengths
     from penstock.store.summary import Summary as Summary
@@ -36,7 +35,6 @@ else:
             "job": "BuildProgress",
             "manifest": "Manifest PartRecord read_manifest",
             "reader": "Origin TokenStore",
-            "repair": "repair",
             "sides": "open_sides",
             "summary": "Lengths Summary summarize",
             "tasks": "build_task commit_tasks",

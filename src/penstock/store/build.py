@@ -46,6 +46,7 @@ from penstock.store.refusals import (
     refuse_lost_bytes,
     refuse_nothing,
 )
+from penstock.store.remake import damaged_files, remake
 from penstock.store.resume import target_of
 from penstock.store.workers import Workers
 from penstock.tokenize.tokenizer import SpecialTokens
@@ -81,7 +82,8 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
 ) -> TokenStore:
     """Tokenize `inputs` into a store in the directory `store`, and open it.
 
-    The same call resumes a build that was killed, and returns at once if the store is finished.
+    The same call resumes a build that was killed, and returns at once if the store is finished. If
+    files of a finished store are missing or cut off, it makes these again.
     With `split` it writes two stores, `store/train` and `store/val`, and opens the first.
 
     Args:
@@ -217,7 +219,7 @@ def _build(
 
 
 def begin(job: Job, *, live: bool = False) -> Job | None:
-    """The job that `execute` has to run; None if the store is finished already.
+    """The job that `execute` has to run; None if the store is finished already and whole.
 
     The caller holds the store's lock.
 
@@ -234,24 +236,30 @@ def begin(job: Job, *, live: bool = False) -> Job | None:
     job = replace(job, split=parse_split(job.settings.split, job.files, job.reading))
     accept_touched(job)
     earlier = earlier_build(job)
-    # `earlier_build` raises if the finished store is another one.
-    if earlier is not None and not job.settings.append:
-        return None
-    return replace(
+    manifest, number = earlier or (None, 0)
+    before = manifest.builds[:number] if manifest else []
+    job = replace(
         job,
         # Numbers continue where the earlier builds ended: origins and parts that exist stay valid.
-        first_build=len(earlier.builds) if earlier else 0,
-        first_file=len(earlier.inputs) if earlier else 0,
-        first_part=sum(done["slices"] for done in earlier.builds) if earlier else 0,
+        first_build=number,
+        first_file=sum(len(done["inputs"]) for done in before),
+        first_part=sum(done["slices"] for done in before),
         live=live,
     )
+    # `earlier_build` raises if the finished store is another one.
+    if manifest is not None and not job.settings.append:
+        return None if live or not (files := damaged_files(job)) else replace(job, damaged=files)
+    return job
 
 
 def execute(job: Job, progress: Report | None = None) -> None:
     """Begin or resume the journal, make all parts and write the manifest.
 
-    The caller holds the store's lock.
+    Of a finished store, only damaged files are made again. The caller holds the store's lock.
     """
+    if job.damaged:
+        remake(job, job.damaged, progress)
+        return
     journal, target = Journal(job.directory), target_of(job)
     begun = journal.begin(job.stamped, job.first_build)
     clean_up(job)

@@ -37,6 +37,7 @@ from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
 if TYPE_CHECKING:
     from penstock.store.chats import ChatStage
     from penstock.store.destination import Destination
+    from penstock.store.remake import StoreFile
 
 Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Texts
 EngineName = Literal["auto", "gigatoken", "tokenizers"]
@@ -152,6 +153,8 @@ class Job:
     """The numbers of the slices to make; None if all are wanted."""
     share: tuple[int, int] | None = None
     """The number of a task, and how many tasks there are; None if this build makes all slices."""
+    damaged: "Sequence[StoreFile]" = ()
+    """The files of a finished store to make again; empty if this build makes a store."""
     live: bool = False
     """Whether parts are read while others are built. Then all threads together make the first
     slice, and one thread makes the others as long as no reader waits. Parts are announced before
