@@ -13,7 +13,6 @@ import typer
 from penstock.cli import options, terminal
 from penstock.cli.options import open_at, option
 from penstock.cli.progress import build_bar
-from penstock.cli.tasks import run_task
 from penstock.cli.units import duration_text, number_of, size_text
 from penstock.errors import StoreError
 
@@ -91,12 +90,6 @@ def build_command(
     memory: Annotated[
         str | None, option("Tokenize fewer slices at once, to use less memory.", "SIZE")
     ] = None,
-    task: Annotated[
-        str | None, option("Make only the share of task I (from 0) of N tasks.", "I/N")
-    ] = None,
-    commit: Annotated[
-        bool, option("Finish a store whose shares were made by tasks.", None, "--commit")
-    ] = False,
     as_json: options.AsJson = False,
     quiet: Annotated[bool, option("Print nothing but errors.", None, "--quiet", "-q")] = False,
 ) -> None:
@@ -123,9 +116,6 @@ def build_command(
     not trained on (--rewritten mask), trained on without the omitted part (train), or make the
     conversation a rejected one (refuse).
 
-    --task and --commit share a build between machines that share the directory of the store: run
-    the same command with --task 0/64 to --task 63/64, and then once with --commit.
-
     --workers ray lets the nodes of a Ray cluster tokenize: the cluster in RAY_ADDRESS, or the one
     on this machine. The inputs and the store must have the same paths on all nodes.
 
@@ -140,10 +130,6 @@ def build_command(
     if eos_token is not None and not eos:
         raise typer.BadParameter(
             "--no-eos and --eos-token contradict each other: leave one of them out."
-        )
-    if task is not None and commit:
-        raise typer.BadParameter(
-            "--task makes a share of the store, and --commit finishes it: leave one of them out."
         )
     if chat is None and (chat_date, rewritten) != (None, "mask"):
         raise typer.BadParameter("--chat-date and --rewritten need a chat template: set --chat.")
@@ -188,10 +174,7 @@ def build_command(
             **chat_settings,
         }
         bar = not (quiet or as_json)
-        if task is not None:
-            run_task(task, inputs, store, settings, bar=bar, as_json=as_json, quiet=quiet)
-            return
-        stores, values = measured_build(inputs, store, bar=bar, commit=commit, **settings)
+        stores, values = measured_build(inputs, store, bar=bar, **settings)
     if as_json:
         terminal.print_json({**values, "engine": loaded.engine.name})
     elif not quiet:
@@ -226,8 +209,7 @@ def measured_build(
         inputs: Files, as for `penstock.build`.
         directory: The directory of the store, or its URL.
         bar: Draw a progress bar if stderr is a terminal.
-        settings: Other arguments of `penstock.build`. With `commit=True`, the build of several
-            tasks is finished.
+        settings: Other arguments of `penstock.build`.
 
     Returns:
         The stores by side of the split (without a split, the only side is ""), and the object that
@@ -237,7 +219,6 @@ def measured_build(
     from penstock.store.reader import manifest_at
     from penstock.store.resume import was_interrupted
     from penstock.store.sides import stores_at
-    from penstock.store.tasks import commit_tasks
 
     before: list[str] = []
     # There is no store yet, or it is not finished. The build reports what is wrong, if anything.
@@ -248,10 +229,7 @@ def measured_build(
     try:
         # stdout is for the result. Ray prints there when a node dies.
         with build_bar(shown=bar) as (meter, report), redirect_stdout(sys.stderr):
-            if settings.pop("commit", False):
-                commit_tasks(inputs, directory, **settings)
-            else:
-                build(inputs, directory, progress=report, **settings)
+            build(inputs, directory, progress=report, **settings)
     # The library does not know the command line, so the advice is added here.
     except KeyboardInterrupt as error:
         kept = "Finished parts are kept: the same command resumes the build."

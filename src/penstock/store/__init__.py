@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from penstock.store.summary import Lengths as Lengths
     from penstock.store.summary import Summary as Summary
     from penstock.store.summary import summarize as summarize
-    from penstock.store.tasks import build_task as build_task
-    from penstock.store.tasks import commit_tasks as commit_tasks
     from penstock.store.verify import verify as verify
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
@@ -37,7 +35,6 @@ else:
             "reader": "Origin TokenStore",
             "sides": "open_sides",
             "summary": "Lengths Summary summarize",
-            "tasks": "build_task commit_tasks",
             "verify": "verify",
         },
     )

@@ -151,8 +151,6 @@ class Job:
     """Number of slices of earlier builds of the same store."""
     wanted: frozenset[int] | None = None
     """The numbers of the slices to make; None if all are wanted."""
-    share: tuple[int, int] | None = None
-    """The number of a task, and how many tasks there are; None if this build makes all slices."""
     damaged: "Sequence[StoreFile]" = ()
     """The files of a finished store to make again; empty if this build makes a store."""
     live: bool = False

@@ -58,8 +58,7 @@ class RayRunner:
 
     def __init__(self, job: Job, address: str | None = None) -> None:
         self._ray, self._settings = _imported_ray(), job.settings
-        # The tasks of a job array write there too, and their temporary files are not ours.
-        self._directories = [job.directory / side for side in job.sides if job.share is None]
+        self._directories = [job.directory / side for side in job.sides]
         # Guards the rest. Notified when a slot has no task any more.
         self._idle = threading.Condition()
         self._tasks: dict[int, Any] = {}

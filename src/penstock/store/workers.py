@@ -36,8 +36,6 @@ class Workers:
         self._cutting = threading.Lock()
         self._slices = job.slices()
         self._first: int | None = None  # the slice that holds the first documents
-        self.num_slices = 0
-        """How many slices were cut so far; when the run has ended, all."""
         self._total_bytes = sum(file.size for file in job.files)
         # Guards everything from here to `_rules_seen`.
         self._lock = threading.Lock()
@@ -149,11 +147,8 @@ class Workers:
             if self._stop.is_set():
                 raise Stopped
             # Slices do not depend on who cuts them, so those that an earlier run sealed are
-            # cut again and skipped: the numbers of the others stay the same. So are the slices of
-            # other tasks.
-            self.num_slices = piece.index + 1
-            task, num_tasks = self._job.share or (0, 1)
-            if piece.index % num_tasks == task and piece.index not in self._sealed:
+            # cut again and skipped: the numbers of the others stay the same.
+            if piece.index not in self._sealed:
                 return piece
             self._advance(Advance(piece.disk_bytes, Tally(), 0, []))
         return None
