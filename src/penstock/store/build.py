@@ -204,8 +204,8 @@ def _build(
         # The new store takes the place of the old one when this block ends without an error.
         made = bars.enter_context(replacement(job)) if overwrite else job
         begun = begin(made)
-        if remote is not None:
-            remote.settle()
+        if begun is None and remote is not None:
+            remote.end()  # of a build that was killed after it was complete
         if begun is not None:
             report: Report | None = None if isinstance(progress, bool) else progress
             if progress is True:
