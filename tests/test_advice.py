@@ -343,7 +343,7 @@ def test_the_table_of_what_reaches_a_message_names_existing_modules_and_function
 def test_advice_that_cannot_be_followed_is_found():
     bad = {
         "Raise max_bad.": "max_bad= is not an argument of preprocess",
-        "Use engine=auto.": "engine= is not an argument of preprocess",
+        "Use engine=auto.": "engine= is not an argument of build",
         "Use penstock.stream(…, append=True).": "stream() has no append=",
         "Run: penstock mend": "there is no command penstock mend",
         "Run: penstock build --mend": "--mend is not an option of penstock build",

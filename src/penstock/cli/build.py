@@ -55,9 +55,6 @@ def build_command(
     overwrite: Annotated[
         bool, option("Replace the store that is in the directory.", None, "--overwrite")
     ] = False,
-    read_back: Annotated[
-        bool, option("Read each part back from the disk and compare it.", None, "--read-back")
-    ] = False,
     eos: Annotated[bool, option("End each document with the tokenizer's end token.")] = True,
     eos_token: Annotated[str | None, option("End documents with this token.", "TOKEN")] = None,
     bos: Annotated[bool, option("Begin each document with the beginning token.")] = False,
@@ -72,10 +69,6 @@ def build_command(
         int,
         option("Refuse files that decompress to more than this many times their size.", "TIMES"),
     ] = 200,
-    engine: Annotated[
-        Literal["auto", "gigatoken", "tokenizers"],
-        option("The library that tokenizes. All of them produce the same token ids."),
-    ] = "auto",
     threads: Annotated[
         int | None, option("Slices to tokenize at once. By default, one per core.", "NUMBER")
     ] = None,
@@ -87,9 +80,6 @@ def build_command(
             "KIND",
         ),
     ] = "auto",
-    memory: Annotated[
-        str | None, option("Tokenize fewer slices at once, to use less memory.", "SIZE")
-    ] = None,
     as_json: options.AsJson = False,
     quiet: Annotated[bool, option("Print nothing but errors.", None, "--quiet", "-q")] = False,
 ) -> None:
@@ -119,8 +109,6 @@ def build_command(
     --workers ray lets the nodes of a Ray cluster tokenize: the cluster in RAY_ADDRESS, or the one
     on this machine. The inputs and the store must have the same paths on all nodes.
 
-    --memory takes a size such as 8GB. It limits how many slices are in memory at once.
-
     penstock build corpus.txt -o stores/corpus
 
     penstock build 'web/*.jsonl.zst' -o stores/web --split hash:0.01
@@ -141,7 +129,7 @@ def build_command(
     added: Any = "auto" if add_tokens == ["auto"] else add_tokens
     with _log_warnings(shown=not quiet):
         # The tokenizer is loaded here and not inside `build`, because its engine is printed below.
-        loaded = load_tokenizer(tokenizer, special_tokens=in_text, engine=engine)
+        loaded = load_tokenizer(tokenizer, special_tokens=in_text)
         chat_settings: dict[str, Any] = {"add_tokens": added}
         if chat is not None:
             from penstock.chat.chat import Chat
@@ -163,14 +151,11 @@ def build_command(
             "split": split,
             "append": append,
             "overwrite": overwrite,
-            "read_back": read_back,
             "max_bad": max_bad,
             "max_document_bytes": max_document_bytes,
             "max_expansion": max_expansion,
-            "engine": engine,
             "threads": threads,
             "workers": workers,
-            "memory": memory,
             **chat_settings,
         }
         bar = not (quiet or as_json)

@@ -168,7 +168,6 @@ def _job(files: TokenFiles, directory: Path) -> Job:
         max_bad=0,
         max_document_bytes=1 << 30,
         max_expansion=200,
-        engine="auto",
         threads=None,
     )
     return Job(settings, directory, [], ReadSettings(), used, recorded)

@@ -34,7 +34,7 @@ from penstock.store.files import (
     room_for,
 )
 from penstock.store.inputs import read_stamps, remember_stamps
-from penstock.store.job import BuildSettings, EngineName, Inputs, Job, Report, WorkersName, prepare
+from penstock.store.job import BuildSettings, Inputs, Job, Report, WorkersName, prepare
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
 from penstock.store.manifest import read_manifest
@@ -70,14 +70,11 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     split: str | None = None,
     append: bool = False,
     overwrite: bool = False,
-    read_back: bool = False,
     max_bad: float = 0.001,
     max_document_bytes: int = 1 << 30,
     max_expansion: int = 200,
-    engine: EngineName = "auto",
     threads: int | None = None,
     workers: WorkersName | str = "auto",
-    memory: int | str | None = None,
     progress: Report | bool | None = None,
 ) -> TokenStore:
     """Tokenize `inputs` into a store in the directory `store`, and open it.
@@ -128,14 +125,11 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         overwrite: Replace the store, or the unfinished build, that is in the directory. The old
             store stays until the new one is complete, so there must be room for both. A directory
             that holds other files too is refused.
-        read_back: Whether each part is read back from the disk and compared, before the build
-            counts it as finished. This finds a faulty disk at once; the build takes longer.
         max_bad: How many rejected records to allow. Between 0 and 1: a share of all records, but
             ten if there are at least 1,000 records. Otherwise: a number of records.
         max_document_bytes: Longer documents are rejected. If this is more than a slice (64 MB), a
             file that "auto" keeps whole is never too long, because it is stored in pieces.
         max_expansion: Compressed files that expand more than this many times are refused.
-        engine: The program that tokenizes. The token ids do not depend on it.
         threads: How many slices are tokenized at once; by default one per core. Changes speed and
             memory only.
         workers: Who tokenizes: "threads" of this process, or "processes" that have two threads
@@ -144,9 +138,6 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
             finds or starts. "ray://HOST:PORT" connects to a cluster with Ray Client. All nodes
             need penstock, and the inputs and the store at the same paths. The bytes of the store
             are the same.
-        memory: The most memory to use, in bytes or as "8GB": fewer slices are tokenized at once.
-            A slice needs 0.2 GB, and each process 0.3 GB besides. On a Ray cluster, the memory of
-            all nodes together.
         progress: True shows a progress bar on stderr, as the command does; without a terminal, a
             line every ten seconds. A function is called about ten times a second with a
             `BuildProgress`, from the calling thread. In its last call, just before the store is
@@ -155,7 +146,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
 
     Raises:
         SourceError: an input cannot be read as asked, or too many records were rejected.
-        TokenizerError: the tokenizer cannot be loaded, or its two engines disagree.
+        TokenizerError: the tokenizer cannot be loaded, or its two libraries disagree.
         StoreError: the directory holds other files, or a store that was built differently.
         DiskFullError: the disk is full; make room and run the same call again.
 

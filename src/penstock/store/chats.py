@@ -100,7 +100,7 @@ def chat_stage(settings: "BuildSettings") -> ChatStage:
             'recognised by their keys. Leave it out, and rename the key of the turns to "messages".'
         )
     if not isinstance(chat, Chat):
-        loaded = load_tokenizer(settings.tokenizer, engine=settings.engine)
+        loaded = load_tokenizer(settings.tokenizer)
         chat = Chat(chat, loaded, special_in_content=parsed, add_tokens=settings.add_tokens)
     elif parsed:
         raise StoreError(

@@ -29,7 +29,6 @@ from penstock.sources.slices import Slice, cut
 from penstock.store.cuts import cut_safety
 from penstock.store.folders import make_tree
 from penstock.store.manifest import JsonObject
-from penstock.store.memory import fitting_threads
 from penstock.store.part import SIDES, Split, parse_split
 from penstock.store.verify import recorded_names
 from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from penstock.store.remake import StoreFile
 
 Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Texts
-EngineName = Literal["auto", "gigatoken", "tokenizers"]
 WorkersName = Literal["auto", "threads", "processes", "ray"]
 Report = Callable[["BuildProgress"], None]
 """A function that is called with the progress of a build."""
@@ -79,20 +77,16 @@ class BuildSettings:
     max_bad: float
     max_document_bytes: int
     max_expansion: int
-    engine: EngineName
     threads: int | None
     workers: WorkersName | str = "threads"
-    memory: int | str | None = None
     add_tokens: Literal["auto"] | Sequence[str] | None = None
     chat: object = None
     split: str | None = None
     append: bool = False
-    read_back: bool = False
 
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
             raise StoreError(f"threads must be at least 1; got {self.threads}.")
-        fitting_threads(self.memory, 1, 1)  # raises if not even one slice fits
         known = get_args(WorkersName)
         if self.workers not in known and not self.workers.startswith("ray://"):
             names = ", ".join(f'"{each}"' for each in known)
@@ -219,14 +213,12 @@ def prepare(settings: BuildSettings) -> Job:
         # end token is added.
         tokenizer, special_tokens, add_tokens = stage.chat.tokenizer, "text", None
         eos, files = stage.eos, [chat_file(file) for file in files]
-    loaded = load_tokenizer(
-        tokenizer, special_tokens=special_tokens, engine=settings.engine, add_tokens=add_tokens
-    )
+    loaded = load_tokenizer(tokenizer, special_tokens=special_tokens, add_tokens=add_tokens)
     _log_omitted_start(loaded, bos, stage)
     reading = replace(settings.read_settings, separators=separators_of(loaded))
     log_surprises(listing.files, reading)  # as the user gave them, not as lines of a chat
     recorded: JsonObject = {
-        # Settings that change no byte are left out: threads, the engine, and `max_bad`.
+        # Settings that change no byte are left out: threads, workers, and `max_bad`.
         "tokenizer": loaded.describe(),
         "eos_id": _edge_id(loaded, eos, "eos"),
         "bos_id": _edge_id(loaded, bos, "bos"),

@@ -32,7 +32,7 @@ from penstock.store.files import keep_freed_memory, remove_temporary
 from penstock.store.folders import claimed
 from penstock.store.job import Job
 from penstock.store.journal import Journal
-from penstock.store.memory import arrow_from_malloc, fitting_threads, num_slots
+from penstock.store.memory import arrow_from_malloc, num_slots
 from penstock.store.processes import cannot_send
 from penstock.store.slice_work import Advance, MadeSlice, Order, Stopped, Watch
 from penstock.store.threads import Take, ThreadRunner
@@ -136,9 +136,9 @@ class RayRunner:
             return
         self._counted = time.monotonic()
         cores = max(int(self._ray.cluster_resources().get("CPU", 0)), 1)
-        threads, memory = self._settings.threads, self._settings.memory
+        threads = self._settings.threads
         # The extra tasks wait until a core is free, so that no core waits for this process.
-        slots = num_slots(cores) if memory is None else fitting_threads(memory, cores, 1)
+        slots = num_slots(cores)
         # Never fewer than before: the threads of these slots are there already.
         self.num_slots = max(self.num_slots, min(slots, threads or slots))
 

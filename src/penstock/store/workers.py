@@ -82,8 +82,8 @@ class Workers:
             for worker in filter(threading.Thread.is_alive, workers):
                 worker.join(timeout=1.0 / len(workers))
         if isinstance(self._error, TokenMismatchError):
-            # Sealed slices may hold wrong ids too, and the same build with engine="tokenizers"
-            # would keep them. So their records are removed.
+            # Sealed slices may hold wrong ids too, and the same build with another
+            # engine would keep them. So their records are removed.
             self._journal.forget()
         if self._error is not None:
             raise self._error
