@@ -121,7 +121,6 @@ def test_a_second_build_changes_nothing(inputs, built):
         ({"documents": "paragraphs"}, r"reading\.documents: 'lines' -> 'paragraphs'"),
         ({"field": "body"}, r"reading\.field: 'text' -> 'body'"),
         ({"errors": "replace"}, r"reading\.errors"),
-        ({"max_document_bytes": 99}, r"reading\.max_document_bytes"),
         ({"inputs": "a.txt"}, r"inputs: .*b\.jsonl is left out"),
     ],
 )

@@ -125,13 +125,10 @@ def job_of(inputs, directory, **options):
         "documents": "lines",
         "field": "text",
         "errors": "strict",
-        "newlines": "keep",
         "eos": True,
         "bos": False,
         "special_tokens": "text",
         "max_bad": 10,
-        "max_document_bytes": 1 << 30,
-        "max_expansion": 200,
         "threads": None,
     }
     job = begin(prepare(BuildSettings(inputs=inputs, store=directory, **{**settings, **options})))

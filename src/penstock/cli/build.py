@@ -32,7 +32,6 @@ def build_command(
     documents: options.Documents = "auto",
     field: options.Field = "text",
     errors: options.Errors = "strict",
-    newlines: options.Newlines = "keep",
     chat: Annotated[
         str | None, option("Read conversations, rendered with this chat template.", "TEMPLATE")
     ] = None,
@@ -64,11 +63,6 @@ def build_command(
         option("How to read special tokens in a document. text: as text; parse: as these tokens."),
     ] = "text",
     max_bad: options.MaxBad = 0.001,
-    max_document_bytes: Annotated[int, option("Reject longer documents.", "BYTES")] = 1 << 30,
-    max_expansion: Annotated[
-        int,
-        option("Refuse files that decompress to more than this many times their size.", "TIMES"),
-    ] = 200,
     threads: Annotated[
         int | None, option("Slices to tokenize at once. By default, one per core.", "NUMBER")
     ] = None,
@@ -144,7 +138,6 @@ def build_command(
             "documents": documents,
             "field": field,
             "errors": errors,
-            "newlines": newlines,
             "eos": eos if eos_token is None else eos_token,
             "bos": bos if bos_token is None else bos_token,
             "special_tokens": in_text,
@@ -152,8 +145,6 @@ def build_command(
             "append": append,
             "overwrite": overwrite,
             "max_bad": max_bad,
-            "max_document_bytes": max_document_bytes,
-            "max_expansion": max_expansion,
             "threads": threads,
             "workers": workers,
             **chat_settings,
@@ -217,9 +208,7 @@ def measured_build(
             build(inputs, directory, progress=report, **settings)
     # The library does not know the command line, so the advice is added here.
     except KeyboardInterrupt as error:
-        kept = "Finished parts are kept: the same command resumes the build."
-        lost = f"Standard input cannot be read again: delete {directory} and build once more."
-        error.add_note(lost if inputs == ["-"] else kept)
+        error.add_note("Finished parts are kept: the same command resumes the build.")
         raise
     stores = open_at(directory)
     values = {

@@ -26,7 +26,6 @@ from penstock.store.existing import (
     discard,
     earlier_build,
     killed_at_the_end,
-    refuse_stdin,
 )
 from penstock.store.files import (
     make_directory,
@@ -61,7 +60,6 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     documents: str = "auto",
     field: str = "text",
     errors: Literal["strict", "replace"] = "strict",
-    newlines: Literal["keep", "lf"] = "keep",
     eos: bool | str = True,
     bos: bool | str = False,
     special_tokens: SpecialTokens = "text",
@@ -71,8 +69,6 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     append: bool = False,
     overwrite: bool = False,
     max_bad: float = 0.001,
-    max_document_bytes: int = 1 << 30,
-    max_expansion: int = 200,
     threads: int | None = None,
     workers: WorkersName | str = "auto",
     progress: Report | bool | None = None,
@@ -104,7 +100,6 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
             `a`.
         errors: "strict" rejects documents that are not UTF-8, "replace" puts U+FFFD where bytes
             are invalid.
-        newlines: "lf" turns Windows line ends (CRLF) into line feeds, "keep" leaves them.
         eos: Whether a document ends with the tokenizer's end token, or the name of the token.
         bos: Whether a document begins with the tokenizer's start token, or the name of the token.
             A token that is there already is not added a second time.
@@ -127,9 +122,6 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
             that holds other files too is refused.
         max_bad: How many rejected records to allow. Between 0 and 1: a share of all records, but
             ten if there are at least 1,000 records. Otherwise: a number of records.
-        max_document_bytes: Longer documents are rejected. If this is more than a slice (64 MB), a
-            file that "auto" keeps whole is never too long, because it is stored in pieces.
-        max_expansion: Compressed files that expand more than this many times are refused.
         threads: How many slices are tokenized at once; by default one per core. Changes speed and
             memory only.
         workers: Who tokenizes: "threads" of this process, or "processes" that have two threads
@@ -218,7 +210,6 @@ def begin(job: Job, *, live: bool = False) -> Job | None:
         job: The build.
         live: Whether its parts are read while others are built; see `Job`.
     """
-    refuse_stdin(job)
     if killed_at_the_end(job):
         return None
     if Journal(job.directory).failed(job.stamped):

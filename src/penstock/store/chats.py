@@ -131,7 +131,7 @@ def chat_file(file: InputFile) -> InputFile:
             "JSON arrays, Parquet and Arrow. Convert it to one of these."
         )
     is_table = file.format in ("parquet", "arrow")
-    if not is_table and (file.compression is not None or file.is_stdin or _is_lines(file)):
+    if not is_table and (file.compression is not None or _is_lines(file)):
         return replace(file, format="text")
     if file.size > _MAX_WHOLE:
         raise SourceError(

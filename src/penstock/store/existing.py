@@ -48,20 +48,6 @@ _SHOWN = 5
 _OURS = re.compile(r"\.lock|\..+\.\d+\.[0-9a-f]{12}\.tmp")
 
 
-def refuse_stdin(job: Job) -> None:
-    """Raise if the inputs include standard input and the directory holds a build already."""
-    if not any(file.is_stdin for file in job.files):
-        return
-    unfinished = Journal(job.directory).begun() is not None
-    finished = (job.directory / job.sides[0] / FILE_NAME).exists()
-    if unfinished or (finished and not job.settings.append):
-        raise StoreError(
-            f"{job.directory} holds {'an unfinished' if unfinished else 'a finished'} build, and "
-            "standard input (-) cannot be read again to resume it or to compare it. Delete the "
-            "directory, or choose another one."
-        )
-
-
 def killed_at_the_end(job: Job) -> bool:
     """Whether an earlier run of this build wrote its manifest, and was killed right after that.
 

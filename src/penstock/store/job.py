@@ -70,13 +70,10 @@ class BuildSettings:
     documents: str
     field: str
     errors: Literal["strict", "replace"]
-    newlines: Literal["keep", "lf"]
     eos: bool | str
     bos: bool | str
     special_tokens: SpecialTokens
     max_bad: float
-    max_document_bytes: int
-    max_expansion: int
     threads: int | None
     workers: WorkersName | str = "threads"
     add_tokens: Literal["auto"] | Sequence[str] | None = None
@@ -114,9 +111,6 @@ class BuildSettings:
             documents=self.documents if self.chat is None else "lines",
             field=self.field,
             errors=self.errors,
-            newlines=self.newlines,
-            max_document_bytes=self.max_document_bytes,
-            max_expansion=self.max_expansion,
         )
 
 

@@ -164,7 +164,7 @@ def remote_job(job: Job) -> RemoteJob:
     """The job as other nodes need it."""
 
     def absolute(file: InputFile) -> InputFile:
-        if file.remote or file.is_stdin or file.texts is not None:
+        if file.remote or file.texts is not None:
             return file
         return replace(file, path=str(Path(file.path).absolute()))
 
@@ -239,7 +239,7 @@ def _refuse_unseen(remote: RemoteJob, journal: Journal, order: Order) -> None:
         )
     for span in order.piece.spans:
         file = job.files[span.file]
-        is_local = not (file.remote or file.is_stdin or file.texts is not None)
+        is_local = not (file.remote or file.texts is not None)
         if is_local and span.data is None and not Path(file.path).exists():
             raise MissingInputError(
                 f"The Ray node {_node()} does not find {file.path}. The nodes read the inputs "
