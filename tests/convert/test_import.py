@@ -50,15 +50,13 @@ def test_a_store_has_the_documents_of_the_token_files(write_files, tmp_path):
     assert [store.origin(number).offset for number in (0, len(store) - 1)] == [0, 6]
 
 
-def test_an_imported_document_is_named_by_its_number_also_in_a_merged_store(tmp_path):
-    for number in range(2):
-        path = tmp_path / f"{number}.parquet"
-        pq.write_table(pa.table({"input_ids": [[number, 1], [2], [3, 4]]}), path)
-        ps.import_tokens(path, tmp_path / f"s{number}", tokenizer="bytes")
-    merged = ps.merge([tmp_path / "s0", tmp_path / "s1"], tmp_path / "merged")
+def test_an_imported_document_is_named_by_its_number(tmp_path):
+    path = tmp_path / "1.parquet"
+    pq.write_table(pa.table({"input_ids": [[1, 1], [2], [3, 4]]}), path)
+    store = ps.import_tokens(path, tmp_path / "store", tokenizer="bytes")
 
-    assert str(ps.Packs(merged, 2).origins(5)[-1]).endswith("(1.parquet, document 2)")
-    shown = CliRunner().invoke(app, ["decode", str(merged.path), "-d", "4"])
+    assert str(ps.Packs(store, 2).origins(2)[-1]).endswith("(1.parquet, document 2)")
+    shown = CliRunner().invoke(app, ["decode", str(store.path), "-d", "1"])
     assert "from 1.parquet, document 1" in shown.output
 
 
@@ -293,14 +291,6 @@ def test_the_command_imports_token_files(write_files, tmp_path):
     assert json.loads(again.stdout)["num_tokens"] == 5
     assert "hi" in run("decode", tmp_path / "store", "-d", 0).stdout
     assert "imported" not in run("import", path, "-o", tmp_path / "b").stdout
-
-
-def test_an_imported_store_says_how_to_repair_it(write_files, tmp_path):
-    store = ps.import_tokens(write_files(DOCUMENTS, vocab_size=300), tmp_path / "store")
-    (store.path / "part-00000.tokens.npy").write_bytes(b"damaged")
-
-    with pytest.raises(StoreError, match=r"was imported from token files.*`penstock import`"):
-        ps.repair(store.path)
 
 
 def test_a_build_in_the_directory_of_an_import_is_refused(write_files, tmp_path):

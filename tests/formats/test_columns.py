@@ -303,23 +303,6 @@ def test_rows_of_one_length_are_read_from_lists_of_a_fixed_size(tmp_path):
     assert [each.tolist() for each in ps.open_tokens(tmp_path / "x.arrow")] == rows[3:]
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_a_small_table_of_millions_of_equal_ids_is_refused_before_it_is_decoded(kind, tmp_path):
-    pa = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    ids = pa.ListArray.from_arrays(pa.array([0, 5_000_000]), pa.array(np.zeros(5_000_000, "i4")))
-    table = pa.table({"input_ids": ids})
-    if kind == "parquet":
-        parquet.write_table(table, tmp_path / "x")
-    else:
-        options = pa.ipc.IpcWriteOptions(compression="zstd")
-        with pa.ipc.new_stream(tmp_path / "x", table.schema, options=options) as writer:
-            writer.write_table(table)
-    assert (tmp_path / "x").stat().st_size < 10_000
-    with pytest.raises(StoreError, match="a decompression bomb"):
-        ps.open_tokens(tmp_path / "x")
-
-
 def test_an_arrow_file_that_was_truncated_between_batches_is_refused(layouts, tmp_path):
     pa = pytest.importorskip("pyarrow")
     layouts.write_arrow(tmp_path, DOCUMENTS, shards=1, rows=2)

@@ -138,7 +138,7 @@ def test_a_copy_and_a_build_do_not_mix(bucket, store, split, tmp_path, monkeypat
     with pytest.raises(StoreError, match=r"a holds an unfinished build with other settings: .*cop"):
         penstock.build(penstock.Texts(["text"]), url, tokenizer="bytes")
     penstock.copy(store, url)
-    assert ".building/settings.json" not in found(bucket, "a")
+    assert ".building" not in found(bucket, "a")
 
 
 def test_damaged_bytes_are_not_sent_and_not_kept(bucket, store, tmp_path):

@@ -97,7 +97,9 @@ def test_a_flipped_bit_in_the_tokens_is_an_error_that_names_the_bytes(store, rea
     read(store)
     flip(store / "part-00000.tokens.npy", DAMAGED)
 
-    wanted = r"part-00000\.tokens\.npy, block 3 \(bytes 196,608 to 262,144\), is damaged.*repair"
+    wanted = (
+        r"part-00000\.tokens\.npy, block 3 \(bytes 196,608 to 262,144\), is damaged.*penstock build"
+    )
     with pytest.raises(StoreError, match=wanted):
         read(store)
 

@@ -98,7 +98,7 @@ def test_a_missing_file_is_named(built, name):
         penstock.verify(built.path)
     if name.endswith("npy"):
         with pytest.raises(
-            StoreError, match=rf"{name} is missing\. Make it again .*penstock repair"
+            StoreError, match=rf"{name} is missing\. Run the same penstock\.build again"
         ):
             read_all(built.path)
 

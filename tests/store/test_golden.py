@@ -23,7 +23,7 @@ GOLDEN = {
     "part-00002.checks.npy": "e70db1c61316fcaa63a4f0c8cd6bb390f850d249606446edc5b066f5acc45c00",
     "part-00002.origin.npy": "484c4d2b4094e5a8a0e7a668dec25e8914a31ec6d34c5a7f8f9ce789afb3b2cd",
     "part-00002.tokens.npy": "e2ec945be514ef463c9a9395ec7db577f4f2347b8324dbdaad4925a0cb0c9615",
-    "penstock.json": "82edd950d81f310bd44b10949dabdceabc1c94272752ccb239620f698b56321e",
+    "penstock.json": "60bb0031b5b455c36201792d333e414382486ccb6cc051edf198ea2292b0ba35",
     "rejects.jsonl": "93d130bb302a9e420160d3ce357cd7273179a92c1503b6f69a64344b791333ba",
 }
 

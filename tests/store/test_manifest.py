@@ -4,7 +4,7 @@ import copy
 import json
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
@@ -88,57 +88,6 @@ def test_a_manifest_that_is_spelled_otherwise_says_the_same(contents, opened, sm
     assert opened(signed(contents)) == opened((small_store.path / FILE_NAME).read_bytes())
 
 
-def places(value, path=()):
-    """The path of every value inside a JSON value."""
-    yield path
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
-    for key, each in items:
-        yield from places(each, (*path, key))
-
-
-junk = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**70), 2**70)
-    | st.floats()
-    | st.sampled_from(HOSTILE)
-    | st.text(max_size=5)
-    | st.just([])
-    | st.just({})
-    | st.lists(st.integers(0, 9), max_size=3)
-)
-
-
-@settings(max_examples=300)
-@given(data=st.data())
-def test_any_mutated_field_is_refused_or_harmless(data, contents, opened):
-    """Harmless: fields that only tell, such as a tokenizer's name, may say anything that fits."""
-    value = copy.deepcopy(contents)
-    path = data.draw(st.sampled_from([place for place in places(contents) if place]))
-    inside = value
-    for key in path[:-1]:
-        inside = inside[key]
-    if data.draw(st.booleans()):
-        inside[path[-1]] = data.draw(junk)
-    else:
-        del inside[path[-1]]
-    try:
-        raw = signed(value)
-    except ValueError:
-        assume(False)
-    try:
-        found = opened(raw)
-    except StoreError:
-        return
-    assert found[0] == opened(signed(contents))[0]
-
-
 @given(junk=st.binary(max_size=300))
 def test_bytes_that_are_no_manifest_are_refused(junk, opened):
     with pytest.raises(StoreError):
@@ -165,9 +114,7 @@ def changed(contents, **changes):
         ({"dtype": "int64"}, "names the dtype 'int64'"),
         ({"builds": []}, "no build is listed"),
         ({"counts": {"documents": 9, "tokens": 38}}, "its parts hold 3 documents"),
-        ({"counts": {"documents": 10**30, "tokens": 38}}, "counts.documents is 1000"),
         ({"parts": None}, "has a missing or wrong field"),
-        ({"eos_id": 10**9}, "eos_id is 1000000000"),
     ],
 )
 def test_what_a_manifest_may_not_say(change, message, contents, opened):

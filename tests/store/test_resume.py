@@ -310,11 +310,10 @@ def test_rejects_are_counted_once_for_each_slice(inputs, tmp_path):
             self.num_read += 1
             return super().get(key)
 
-    given = {"format": "text", "field": "text", "errors": "strict", "newlines": "keep"}
-    given |= {"special_tokens": "text", "engine": "auto", "eos": True, "bos": False}
+    given = {"format": "text", "field": "text", "errors": "strict"}
+    given |= {"special_tokens": "text", "eos": True, "bos": False}
     settings = BuildSettings(
-        inputs="", store="", documents="lines", tokenizer="bytes", threads=1, max_bad=20,
-        max_document_bytes=1, max_expansion=1, **given,
+        inputs="", store="", documents="lines", tokenizer="bytes", threads=1, max_bad=20, **given,
     )  # fmt: skip
     bad = BadRecords(Job(settings, tmp_path, [], settings.read_settings, None, {}))
     sealed = Counted()

@@ -530,18 +530,6 @@ def test_a_file_that_is_rejected_whole_is_an_error(tmp_path):
         ps.build(tmp_path / "a.txt", tmp_path / "store", tokenizer="bytes")
 
 
-def test_a_limit_below_a_slice_rejects_longer_files(tmp_path):
-    (tmp_path / "a.txt").write_text("short")
-    (tmp_path / "b.txt").write_text("longer " * 100)
-    inputs = f"{tmp_path}/*.txt"
-    store = ps.build(
-        inputs, tmp_path / "store", tokenizer="bytes", max_document_bytes=50, max_bad=1
-    )
-
-    assert [store.decode(number) for number in range(len(store))] == ["short"]
-    assert store.manifest.contents["builds"][0]["rejects"]["reasons"] == {"too_long": 1}
-
-
 @pytest.mark.usefixtures("sliced")
 @pytest.mark.parametrize(
     ("suffix", "mark", "share"),

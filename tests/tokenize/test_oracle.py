@@ -107,7 +107,7 @@ def test_a_difference_far_behind_the_first_megabyte_stops_the_build(wrong, tmp_p
 
 @pytest.mark.usefixtures("small_slices")
 def test_slices_that_were_sealed_before_a_difference_are_made_anew(wrong, tmp_path):
-    """engine="tokenizers" would keep them, and they may hold wrong ids too."""
+    """Another engine would keep them, and they may hold wrong ids too."""
     tokenizer, word = wrong
     file = lines(tmp_path, word, 20_000, first_wrong=2_000)
     store, options = tmp_path / "store", {"documents": "lines", "threads": 1}

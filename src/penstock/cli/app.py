@@ -30,7 +30,7 @@ from penstock.errors import PenstockError
 # The commands in the order of `penstock --help`: building and inspecting stores, training,
 # inspecting runs. The command NAME is the function NAME_command in cli/NAME.py.
 COMMANDS = [
-    *("build", "info", "verify", "repair", "merge", "copy", "import", "export", "decode"),
+    *("build", "info", "verify", "copy", "import", "export", "decode"),
     *("bench", "fetch", "check", "plan", "train"),
     *("inspect", "when", "seen", "diff", "amend", "report", "serve", "demo"),
 ]

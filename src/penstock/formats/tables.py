@@ -27,7 +27,7 @@ from penstock.formats.columns import (
     row_lists,
     token_columns,
 )
-from penstock.formats.decoded import cache_key, cached, expansion_limit, refuse_expansion
+from penstock.formats.decoded import cache_key, cached
 from penstock.formats.index_file import beside, looks_like, read_index, value
 from penstock.formats.mapped import MappedArray, MappedBytes, first_bytes
 from penstock.formats.member import Array, Integers
@@ -105,8 +105,6 @@ def _dataset_files(path: Path) -> list[Path]:
 def _open_arrow(path: Path, given: Settings) -> list[FilePart]:
     import pyarrow as pa
 
-    from penstock.sources.claims import arrow_claims
-
     file = MappedBytes(path)
     # Arrow reads a file that was truncated between two record batches without an error.
     if not file.size or file.array()[-8:].tobytes() != _END:
@@ -119,9 +117,6 @@ def _open_arrow(path: Path, given: Settings) -> list[FilePart]:
 
     with arrow_errors(path, "an Arrow stream"):
         buffer = pa.py_buffer(file.array())
-        # Arrow allocates what a compressed buffer claims before it decompresses the buffer.
-        if arrow_claims(pa.BufferReader(buffer)) > expansion_limit(path):
-            raise refuse_expansion(path)
         names = token_columns(pa.ipc.open_stream(buffer).schema, path, given)
     key = cache_key(path, "arrow", names)
     part = None
@@ -175,18 +170,13 @@ def _parquet_file(path: Path) -> Any:
 
 
 def _parquet_batches(path: Path, names: list[str]) -> Iterator[Any]:
-    from penstock.sources.pages import page_claims, page_values
-
-    file = MappedBytes(path)
     with arrow_errors(path, "Parquet"):
-        # A page of a few bytes may claim billions of equal values.
-        num_values = page_values(file.array().data)
-        if max(page_claims(file.array().data), 8 * num_values) > expansion_limit(path):
-            raise refuse_expansion(path)
         parquet = _parquet_file(path)
-        num_rows = parquet.metadata.num_rows
-        # As many rows as are about 64 MiB, by the average number of values of a row.
-        per_row = 8 * num_values // max(1, num_rows)
+        metadata = parquet.metadata
+        num_rows = metadata.num_rows
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        # As many rows as are about 64 MiB. Encoded ids take about a quarter of their memory.
+        per_row = 4 * sum(group.total_byte_size for group in groups) // max(1, num_rows)
         size = max(1, min(_ROWS_AT_ONCE, _BATCH_BYTES // max(1, per_row)))
         read = 0
         for batch in parquet.iter_batches(batch_size=size, columns=names, use_threads=False):

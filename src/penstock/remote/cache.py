@@ -14,6 +14,7 @@ directory belongs to the user alone, and no link in it is followed.
 """
 
 import os
+import re
 import shutil
 import stat
 import time
@@ -28,7 +29,6 @@ from penstock.errors import MissingStoreError, RemoteError, StoreError
 from penstock.paths import NamedFile
 from penstock.remote.objects import Objects
 from penstock.store.files import cache_directory, digest_file, room_for
-from penstock.store.memory import parse_size
 
 _POLL_SECONDS = 0.02
 # A file may be removed between its download and its use, if the limit is too small for the files
@@ -274,10 +274,10 @@ def _limit_of_environment() -> int | None:
     text = os.environ.get("PENSTOCK_CACHE_BYTES", "").strip()
     if not text:
         return None
-    try:
-        return parse_size(text)
-    except StoreError:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", text.upper())
+    if found is None or (found[3] and not found[2]):
         raise StoreError(
             f"The environment variable PENSTOCK_CACHE_BYTES is {text!r}. Set it to the bytes that "
             "files of remote stores may take on this disk, such as 200GB."
-        ) from None
+        )
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2] or " "))

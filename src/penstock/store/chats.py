@@ -100,7 +100,7 @@ def chat_stage(settings: "BuildSettings") -> ChatStage:
             'recognised by their keys. Leave it out, and rename the key of the turns to "messages".'
         )
     if not isinstance(chat, Chat):
-        loaded = load_tokenizer(settings.tokenizer, engine=settings.engine)
+        loaded = load_tokenizer(settings.tokenizer)
         chat = Chat(chat, loaded, special_in_content=parsed, add_tokens=settings.add_tokens)
     elif parsed:
         raise StoreError(
@@ -131,7 +131,7 @@ def chat_file(file: InputFile) -> InputFile:
             "JSON arrays, Parquet and Arrow. Convert it to one of these."
         )
     is_table = file.format in ("parquet", "arrow")
-    if not is_table and (file.compression is not None or file.is_stdin or _is_lines(file)):
+    if not is_table and (file.compression is not None or _is_lines(file)):
         return replace(file, format="text")
     if file.size > _MAX_WHOLE:
         raise SourceError(

@@ -2,7 +2,7 @@
 
 Every file is compared with the manifest: its size and SHA-256 before it is sent, or after it was
 received. The manifest is written last. A copy on this machine is made in `.NAME.copy` beside its
-directory, and renamed when it is complete. A copy in object storage is announced in `.building/`,
+directory, and renamed when it is complete. A copy in object storage is announced in `.building`,
 as a build is. Both continue where they were killed.
 """
 
@@ -19,7 +19,7 @@ from penstock.remote import Objects, open_objects
 from penstock.remote.address import StorePath, StoreUrl, store_path
 from penstock.store.beside import made_beside, refuse_occupied, remove_others
 from penstock.store.copies import copy_file
-from penstock.store.destination import Destination
+from penstock.store.destination import Destination, in_threads
 from penstock.store.files import (
     make_directory,
     read_file,
@@ -44,7 +44,6 @@ from penstock.store.manifest import (
 from penstock.store.part import SIDES
 from penstock.store.reader import TokenStore
 from penstock.store.remote_manifest import as_name, read_manifest_object
-from penstock.store.uploads import in_threads
 from penstock.store.verify import file_problem
 
 Place = str | os.PathLike[str] | StoreUrl
@@ -292,8 +291,8 @@ def _copy_to_remote(
         if remote.manifests != manifests:
             journal.begin(settings, 0)
             remote.claim()
-            # Nothing was there when this copy was announced, and no object is ever replaced. So
-            # an object with a name and size of ours is one that this copy has sent.
+            # Nothing was there when this copy was announced, so an object with a name and size
+            # of ours is one that this copy has sent.
             sizes = remote.sizes()
 
             def send(file: StoredFile) -> None:
@@ -305,8 +304,7 @@ def _copy_to_remote(
             # The training side is committed last: while it is missing, nothing is a store there.
             for side in reversed(manifests):
                 remote.commit_side(side, manifests[side])
-        if journal.exists:
-            remote.end()
+        remote.end()
         remote.empty_staging()
 
 

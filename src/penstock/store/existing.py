@@ -48,20 +48,6 @@ _SHOWN = 5
 _OURS = re.compile(r"\.lock|\..+\.\d+\.[0-9a-f]{12}\.tmp")
 
 
-def refuse_stdin(job: Job) -> None:
-    """Raise if the inputs include standard input and the directory holds a build already."""
-    if not any(file.is_stdin for file in job.files):
-        return
-    unfinished = Journal(job.directory).begun() is not None
-    finished = (job.directory / job.sides[0] / FILE_NAME).exists()
-    if unfinished or (finished and not job.settings.append):
-        raise StoreError(
-            f"{job.directory} holds {'an unfinished' if unfinished else 'a finished'} build, and "
-            "standard input (-) cannot be read again to resume it or to compare it. Delete the "
-            "directory, or choose another one."
-        )
-
-
 def killed_at_the_end(job: Job) -> bool:
     """Whether an earlier run of this build wrote its manifest, and was killed right after that.
 
@@ -109,8 +95,10 @@ def discard(directory: Path) -> None:
     journal.end()
 
 
-def earlier_build(job: Job) -> Manifest | None:
+def earlier_build(job: Job) -> tuple[Manifest, int] | None:
     """The manifest that is in the directory already; None if there is none.
+
+    And which build of that store this one is: a finished one, or the next one if it appends.
 
     Raises:
         StoreError: the directory holds something that this build cannot continue.
@@ -127,15 +115,14 @@ def earlier_build(job: Job) -> Manifest | None:
     manifest = read_manifest(first_side)
     if job.settings.append:
         _refuse_append(job, manifest)
-    elif unfinished:
+        return manifest, len(manifest.builds)
+    if unfinished:
         raise StoreError(
             f"{job.directory} holds an append that was not finished. Repeat that append, with "
             "append=True (--append) of penstock.build, to finish it."
         )
-    else:
-        builds = refuse_other(job.directory, manifest, job.recorded, job.files)
-        _refuse_changed(job, manifest.digest, builds)
-    return manifest
+    same = refuse_other(job.directory, manifest, job.recorded, job.files)
+    return manifest, _refuse_changed(job, manifest, same)
 
 
 def committed(directory: Path, num_builds: int) -> bool:
@@ -224,8 +211,8 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 def refuse_other(
     directory: Path, manifest: Manifest, settings: JsonObject, files: Sequence[InputFile]
-) -> list[list[JsonObject]]:
-    """The inputs of each build of a finished store that has these settings; `files` are its inputs.
+) -> list[int]:
+    """The numbers of the builds of a finished store that have these settings and inputs.
 
     Raises:
         StoreError: no build of the store has these settings.
@@ -234,10 +221,10 @@ def refuse_other(
     # other inputs were appended later.
     whole = renamed({**manifest.settings, "append": False}, settings)
     same = []
-    for done in manifest.builds:
+    for number, done in enumerate(manifest.builds):
         one = {**whole, "reading": done["reading"], "inputs": comparable(done["inputs"])}
         if canonical_json(one) == canonical_json(settings):
-            same.append(done["inputs"])
+            same.append(number)
     if same:
         return same
     inputs = [each for done in manifest.builds for each in comparable(done["inputs"])]
@@ -291,22 +278,34 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + rest
 
 
-def _refuse_changed(job: Job, store: str, builds: Sequence[Sequence[JsonObject]]) -> None:
+def _refuse_changed(job: Job, manifest: Manifest, same: Sequence[int]) -> int:
     """Raise if an input of a finished store has its old size and other contents.
 
     Args:
         job: The build, whose inputs have the recorded names and sizes.
-        store: The digest of the store.
-        builds: The inputs of its builds that have these names and sizes. There may be several, if
+        manifest: That of the store.
+        same: The numbers of its builds that have these names and sizes. There may be several, if
             files of one name were appended from several directories.
+
+    Returns:
+        The number of the build that has these inputs.
     """
-    known = read_stamps(job.directory, store) or read_old_stamps(job.directory)
+    known = read_stamps(job.directory, manifest.digest) or read_old_stamps(job.directory)
     then = [known_stamp(known, file) for file in job.files]
-    touched = {n for n, file in enumerate(job.files) if file.path and file.stamp != then[n]}
+    touched = {
+        n
+        for n, file in enumerate(job.files)
+        if file.path and (file.stamp != then[n] or len(same) > 1)
+    }
     if not touched:
-        return
+        return same[0]
     recorded = [
-        {n: digest for n in touched if (digest := recorded_digest(inputs[n]))} for inputs in builds
+        {
+            n: digest
+            for n in touched
+            if (digest := recorded_digest(manifest.builds[number]["inputs"][n]))
+        }
+        for number in same
     ]
     now = read_digests(job.files, job.slices(), recorded[0])
     # Without a digest, as in stores of earlier versions, only the time says that a file changed.
@@ -315,7 +314,11 @@ def _refuse_changed(job: Job, store: str, builds: Sequence[Sequence[JsonObject]]
         [
             job.files[n].name
             for n in sorted(touched)
-            if (now.get(n) != digests[n] if n in digests else then[n] is not None)
+            if (
+                now.get(n) != digests[n]
+                if n in digests
+                else then[n] not in (None, job.files[n].stamp)
+            )
         ]
         for digests in recorded
     ]
@@ -327,7 +330,8 @@ def _refuse_changed(job: Job, store: str, builds: Sequence[Sequence[JsonObject]]
             "Replace the store with `penstock build --overwrite` (in Python, overwrite=True), or "
             "choose another directory."
         )
-    remember_stamps(job.directory, store, job.files, known)
+    remember_stamps(job.directory, manifest.digest, job.files, known)
+    return same[changed.index([])]
 
 
 def accept_touched(job: Job) -> None:

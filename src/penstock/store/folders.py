@@ -109,19 +109,6 @@ class Folder:
         with suppress(FileNotFoundError), naming(self.path / name):
             os.unlink(self._at(name), dir_fd=self.descriptor)
 
-    def link(self, path: Path, name: str) -> None:
-        """Give the file at `path` the second name `name`, by a hard link."""
-        # With a descriptor, Python follows links to `path`, as penstock does where it reads files.
-        with naming(self.path / name):
-            os.link(path.absolute(), self._at(name), dst_dir_fd=self.descriptor)
-
-    def holds(self, name: str, file: int) -> bool:
-        """Whether `name` is the open file with the descriptor `file`."""
-        with suppress(FileNotFoundError), naming(self.path / name):
-            found = os.stat(self._at(name), dir_fd=self.descriptor, follow_symlinks=False)
-            return os.path.samestat(found, os.fstat(file))
-        return False
-
     def make(self, name: str) -> None:
         """Make a directory, unless there is one."""
         with suppress(FileExistsError), naming(self.path / name):

@@ -169,7 +169,7 @@ def remember_stamps(
     directory: Path, store: str, files: Sequence[InputFile], earlier: dict[str, str]
 ) -> None:
     """Write the modification times of `files`, and `earlier`, those of earlier builds."""
-    stamps = earlier | {_key(file): file.stamp for file in files if file.path and not file.is_stdin}
+    stamps = earlier | {_key(file): file.stamp for file in files if file.path}
     if not stamps:  # texts in memory
         return
     with suppress(OSError):  # without them, the next build compares contents

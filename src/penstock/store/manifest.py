@@ -27,14 +27,13 @@ from penstock.remote.address import StorePath
 from penstock.store.files import read_file, remove_file, sync_directory, write_file
 from penstock.store.manifest_checks import FILE_NAME as FILE_NAME
 from penstock.store.manifest_checks import (
-    HEX,
     INPUT_DIGESTS,
     TABLE_VERSION,
     absent_store,
     check_contents,
     check_part,
     checked_count,
-    checked_string,
+    checked_digest,
 )
 from penstock.store.manifest_checks import VERSION as VERSION
 from penstock.store.part_lines import parse_lines
@@ -230,7 +229,7 @@ def side_file(contents: JsonObject) -> tuple[str, int, str] | None:
         return None
     checked_count(entry["number"], "parts.number")
     checked_count(entry["bytes"], "parts.bytes")
-    checked_string(entry["sha256"], "parts.sha256", HEX)
+    checked_digest(entry["sha256"], "parts.sha256")
     return table_file(entry["sha256"]), entry["bytes"], entry["sha256"]
 
 

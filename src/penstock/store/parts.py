@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from penstock.remote.downloads import MissingFile
 
 REPAIR_ADVICE = (
-    "Make it again from the inputs with `penstock repair` (in Python, penstock.repair), or copy it "
-    "from a good store."
+    "Run the same penstock.build again (penstock build), which makes missing files again from the "
+    "inputs; delete a damaged file first. Or copy the file from a good store."
 )
 # Runs that are checked while the next ones are loaded.
 _RUNS_AT_ONCE = 64

@@ -111,7 +111,7 @@ def refuse_nothing(job: Job, done: Sequence[SealedSlice]) -> None:
 def refuse_lost_bytes(job: Job, done: Sequence[SealedSlice]) -> None:
     """Raise if the counts do not cover every byte of the plain text files."""
     by_bytes = ("text", "jsonl", "json", "csv", "tsv")
-    if any(f.compression or f.is_stdin or f.format not in by_bytes for f in job.files):
+    if any(f.compression or f.format not in by_bytes for f in job.files):
         return  # how many bytes of text they hold is not known beforehand
     # If a byte is missing, two slices were cut at different borders. Then a document is lost or
     # cut in two, and no later check would find it.

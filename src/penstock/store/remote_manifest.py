@@ -111,7 +111,7 @@ def as_name(side: str, file: str) -> str:
 def _absent(objects: Objects, url: StoreUrl) -> StoreError:
     for side in ("train", "val"):
         try:
-            objects.head(f"{side}/{FILE_NAME}")
+            objects.size(f"{side}/{FILE_NAME}")
         except MissingStoreError:
             continue
         return StoreError(f"{url} was built with a split. Open {url / side} instead.")

@@ -72,7 +72,7 @@ def has_file(path: StorePath, name: str) -> bool:
     from penstock.remote.objects import open_objects
 
     try:
-        open_objects(path.address).head(name)
+        open_objects(path.address).size(name)
     except MissingStoreError:
         return False
     return True

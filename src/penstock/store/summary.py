@@ -150,7 +150,7 @@ def _manifest_bytes(store: TokenStore) -> int:
     if isinstance(path, StoreUrl):
         from penstock.remote.objects import open_objects
 
-        return open_objects(path.address).head(FILE_NAME).size
+        return open_objects(path.address).size(FILE_NAME)
     return (path / FILE_NAME).stat().st_size
 
 

@@ -31,7 +31,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from penstock.digest import digest_json
-from penstock.errors import MissingStoreError, StoreError
+from penstock.errors import StoreError
 from penstock.remote.address import StoreUrl
 from penstock.store.files import digest_file
 from penstock.store.manifest import (
@@ -47,6 +47,7 @@ from penstock.store.reader import TokenStore
 from penstock.store.sides import stores_at
 
 _SHOWN = 5
+_FILES_SHOWN = 20
 # The digests of `chain` that were computed. A loader saves its state often, so they are kept.
 _chains: "WeakKeyDictionary[TokenStore, list[str]]" = WeakKeyDictionary()
 
@@ -64,7 +65,7 @@ def verify(
         progress: Called with the number of checked parts and the number of all parts.
 
     Raises:
-        StoreError: something is wrong; the message names the file and the problem.
+        StoreError: something is wrong; the message names the files and their problems.
     """
     stores = [verify_store(TokenStore(each), progress) for each in stores_at(path).values()]
     return stores[0]
@@ -74,29 +75,40 @@ def verify_store(
     store: TokenStore, progress: Callable[[int, int], None] | None = None
 ) -> TokenStore:
     """Check the whole of an open store; see `verify`."""
+    damaged: list[str] = []
     for number, done in enumerate(store.manifest.builds):
         log = (rejects_file(number), done["rejects"]["bytes"], done["rejects"]["sha256"])
-        _check_file(store, *log)
+        damaged += _damage(store, *log)
     for number, part in enumerate(store.manifest.parts):
-        for kind, (size, digest) in part.files.items():
-            _check_file(store, part_file(part.number, kind), size, digest)
-        _check_meaning(store, number, part)
+        found = [
+            problem
+            for kind, (size, digest) in part.files.items()
+            for problem in _damage(store, part_file(part.number, kind), size, digest)
+        ]
+        damaged += found
+        if not found:
+            _check_meaning(store, number, part)
         if progress:
             progress(number + 1, len(store.manifest.parts))
+    if damaged:
+        shown = "\n".join(f"  {each}" for each in damaged[:_FILES_SHOWN])
+        more = len(damaged) - _FILES_SHOWN
+        rest = f"\n  and {more:,} more files" if more > 0 else ""
+        raise StoreError(f"{store.path} is damaged:\n{shown}{rest}\n{REPAIR_ADVICE}")
     return store
 
 
-def _check_file(store: TokenStore, name: str, size: int, digest: str) -> None:
+def _damage(store: TokenStore, name: str, size: int, digest: str) -> list[str]:
+    """What is wrong with a file of the store; empty if it is intact."""
     path = store.path / name
     if isinstance(path, StoreUrl):
         from penstock.store.remote_parts import RemotePartFiles
 
         assert isinstance(store.files, RemotePartFiles)  # as the path is a URL
         store.files.download_anew(name, size, digest)
-        return
-    if problem := file_problem(path, size, digest):
-        kind = StoreError if path.exists() else MissingStoreError
-        raise kind(f"{path} {problem}. {REPAIR_ADVICE}")
+        return []
+    problem = file_problem(path, size, digest)
+    return [f"{path} {problem}"] if problem else []
 
 
 def file_problem(path: Path, size: int, digest: str, *, says: str = "the manifest") -> str | None:

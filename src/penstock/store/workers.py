@@ -36,8 +36,6 @@ class Workers:
         self._cutting = threading.Lock()
         self._slices = job.slices()
         self._first: int | None = None  # the slice that holds the first documents
-        self.num_slices = 0
-        """How many slices were cut so far; when the run has ended, all."""
         self._total_bytes = sum(file.size for file in job.files)
         # Guards everything from here to `_rules_seen`.
         self._lock = threading.Lock()
@@ -84,8 +82,8 @@ class Workers:
             for worker in filter(threading.Thread.is_alive, workers):
                 worker.join(timeout=1.0 / len(workers))
         if isinstance(self._error, TokenMismatchError):
-            # Sealed slices may hold wrong ids too, and the same build with engine="tokenizers"
-            # would keep them. So their records are removed.
+            # Sealed slices may hold wrong ids too, and the same build with another
+            # engine would keep them. So their records are removed.
             self._journal.forget()
         if isinstance(self._error, DiskFullError):
             self._error.add_note(self._needed())
@@ -166,11 +164,8 @@ class Workers:
             if self._stop.is_set():
                 raise Stopped
             # Slices do not depend on who cuts them, so those that an earlier run sealed are
-            # cut again and skipped: the numbers of the others stay the same. So are the slices of
-            # other tasks.
-            self.num_slices = piece.index + 1
-            task, num_tasks = self._job.share or (0, 1)
-            if piece.index % num_tasks == task and piece.index not in self._sealed:
+            # cut again and skipped: the numbers of the others stay the same.
+            if piece.index not in self._sealed:
                 return piece
             self._advance(Advance(piece.disk_bytes, Tally(), 0, []))
         return None

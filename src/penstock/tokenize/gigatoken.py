@@ -75,8 +75,7 @@ def _chosen(
     if engine == "gigatoken":
         raise TokenizerError(
             f'gigatoken is not used for {definition.name}: {reason}. Use engine="auto" '
-            "of penstock.load_tokenizer or penstock.build (--engine auto), which encodes with "
-            "tokenizers here."
+            "of penstock.load_tokenizer, which encodes with tokenizers here."
         )
     slow = TokenizersEngine(definition, parse=parse)
     slow.load()
@@ -87,8 +86,7 @@ def _chosen(
         _log.warning(
             f"gigatoken is not used for {definition.name}: {reason}. tokenizers encodes instead, "
             'which gives the right ids and takes about 100 times as long. engine="tokenizers" '
-            "of penstock.load_tokenizer or penstock.build (--engine tokenizers) chooses it without "
-            "this message."
+            "of penstock.load_tokenizer chooses it without this message."
         )
     return slow
 

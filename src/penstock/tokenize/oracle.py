@@ -110,8 +110,8 @@ class EncodedSample:
             f"{tokenizer.engine.name} and {tokenizer.reference.name} disagree on "
             f"{self.names[number]} from token {at:,} on: {found[at : at + 5]} and "
             f"{right[at : at + 5]}, for {self.texts[number][:60]!r}. The fast engine gives wrong "
-            f'ids for {tokenizer.name}. Use engine="tokenizers" of penstock.load_tokenizer or '
-            "penstock.build (--engine tokenizers)."
+            f"ids for {tokenizer.name}. Use the other engine: tokenizer=penstock.load_tokenizer("
+            '…, engine="tokenizers").'
         )
 
 

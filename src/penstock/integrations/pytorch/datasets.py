@@ -122,7 +122,6 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
             # `build` takes True or a token's text, so a chosen id becomes the end token.
             tokenizer=tokenizer if end_id is None else replace(tokenizer, eos_id=end_id),
             eos=end_id is not None,
-            max_document_bytes=2**62,
             # An object is called from one thread: it may not be safe to use from several.
             threads=1 if is_object else None,
         )
