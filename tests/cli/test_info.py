@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict
 from itertools import pairwise
 
+import made_store
 import pytest
 import zygote
 
@@ -14,7 +15,6 @@ import penstock as ps
 from penstock.cli.info import histogram_lines
 from penstock.errors import StoreError
 from penstock.store.journal import Journal
-from penstock.store.manifest import manifest_bytes
 from penstock.store.summary import Bin, summarize
 
 
@@ -32,7 +32,7 @@ def test_hostile_names_in_a_manifest_are_escaped(invoke, corpus):
     hostile, build = "\x1b]0;title\x07\u202e\n", contents["builds"][0]
     contents["tokenizer"]["name"] = build["inputs"][0]["name"] = hostile
     build["rejects"]["reasons"] = build["skipped_files"] = {hostile: 2}
-    (store.path / "penstock.json").write_bytes(manifest_bytes(contents, list(store.manifest.parts)))
+    made_store.write(store.path, contents, list(store.manifest.parts))
 
     shown = invoke("info", "store").stdout
     assert r"\x1b]0;title\x07\u202e\n" in shown

@@ -282,34 +282,6 @@ def test_a_file_that_is_cut_while_it_is_mapped_is_downloaded_again(local, remote
     assert (store.document(0) == ps.TokenStore(local).document(0)).all()
 
 
-def test_stores_of_version_1_are_compared_as_a_whole(local, changed, cached, tmp_path):
-    """They have no checksums of blocks."""
-    from penstock.store.manifest import FILE_NAME, PartRecord, manifest_bytes, read_manifest
-
-    manifest = read_manifest(local)
-    contents = {key: value for key, value in manifest.contents.items() if key != "digest"}
-    parts = [
-        PartRecord(
-            part.number,
-            part.num_documents,
-            part.num_tokens,
-            {kind: part.files[kind] for kind in ("tokens", "bounds", "origin")},
-        )
-        for part in manifest.parts
-    ]
-    data = manifest_bytes({**contents, "version": 1}, parts)
-    open_objects(changed).put(FILE_NAME, data)
-    store = ps.TokenStore(changed)
-    first = store.document(0)
-    path = cached()[store.manifest.parts[0].files["tokens"][1]]
-    data = bytearray(path.read_bytes())
-    data[200] ^= 1
-    path.unlink()
-    path.write_bytes(data)
-
-    assert (ps.TokenStore(changed).document(0) == first).all()
-
-
 def test_the_cache_belongs_to_the_user_alone(remote, tmp_path):
     ps.TokenStore(remote).document(0)
 

@@ -8,16 +8,18 @@ import hashlib
 from itertools import pairwise
 from pathlib import Path
 
+import made_store
 import numpy as np
 import pytest
 import torch
+import xxhash
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import penstock as ps
 from penstock.store.files import header
-from penstock.store.manifest import FILE_NAME, PartRecord, manifest_bytes, part_file
+from penstock.store.manifest import PartRecord, part_file
 
 LENGTH = 128
 VOCABULARY = 211
@@ -36,18 +38,18 @@ def write_store(place, documents):
     for kind, array in arrays.items():
         data = header(array.dtype, array.shape) + array.tobytes()
         (place / part_file(0, kind)).write_bytes(data)
-        files[kind] = (len(data), hashlib.sha256(data).hexdigest())
+        files[kind] = (len(data), xxhash.xxh3_128(data).hexdigest())
     record = PartRecord(0, len(documents), len(arrays["tokens"]), files)
     digest = hashlib.sha256(b"made").hexdigest()
     tokenizer = {"name": "made", "digest": digest, "canary": digest, "vocab_size": VOCABULARY}
     tokenizer |= {"eos_id": None, "bos_id": None, "special_tokens": "text"}
-    rejects = {"bytes": 0, "sha256": hashlib.sha256().hexdigest(), "reasons": {}}
+    rejects = {"bytes": 0, "xxh3_128": xxhash.xxh3_128().hexdigest(), "reasons": {}}
     inputs = [{"name": "a.txt", "bytes": 1, "format": "text", "compression": None}]
     done = {"slices": 1, "counts": {}, "rejects": rejects, "reading": {}, "inputs": inputs}
-    contents = {"format": "penstock-store", "version": 1, "dtype": "uint16", "tokenizer": tokenizer}
+    contents = {"format": "penstock-store", "dtype": "uint16", "tokenizer": tokenizer}
     contents |= {"eos_id": None, "bos_id": None, "split": None, "side": None}
     contents |= {"counts": {"documents": len(documents), "tokens": record.num_tokens}}
-    (place / FILE_NAME).write_bytes(manifest_bytes({**contents, "builds": [done]}, [record]))
+    made_store.write(place, {**contents, "builds": [done]}, [record])
     return place
 
 

@@ -66,6 +66,7 @@ def test_every_file_of_a_store_is_in_its_manifest(built):
 
     assert {path.name for path in built.path.iterdir()} == listed | {
         "penstock.json",
+        built.manifest.table,
         "rejects.jsonl",
     }
 
@@ -77,7 +78,7 @@ def test_a_slice_without_documents_leaves_no_files(tmp_path):
     )
 
     assert (len(store), len(store.manifest.parts)) == (1, 1)
-    assert len(list(store.path.glob("*.npy"))) == 4
+    assert len(list(store.path.glob("part-*.npy"))) == 4
 
 
 def test_the_counts_of_the_manifest_add_up(inputs, built):

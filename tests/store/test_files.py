@@ -4,6 +4,7 @@ import errno
 import hashlib
 import multiprocessing
 import os
+import re
 import shutil
 import subprocess
 import sys

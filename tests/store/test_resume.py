@@ -70,7 +70,7 @@ def test_a_byte_that_was_flipped_in_a_sealed_part_is_made_again(
         build(inputs, killed)
 
     assert sums(killed) == clean
-    assert f"{damaged} is damaged: its SHA-256 is" in caplog.text
+    assert f"{damaged} is damaged: its XXH3-128 is" in caplog.text
     assert "the journal says" in caplog.text
     assert "Its slice is made again." in caplog.text
 

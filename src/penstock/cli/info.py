@@ -18,7 +18,7 @@ from penstock.cli.token_files import (
     open_files,
     show_files,
 )
-from penstock.cli.units import number_of, size_text, unchecked_text
+from penstock.cli.units import number_of, size_text
 from penstock.errors import StoreBusyError
 
 if TYPE_CHECKING:
@@ -207,7 +207,6 @@ def _origin(summary: "Summary") -> terminal.Facts:
     facts |= {
         "edges": f"eos {eos}, bos {bos}",
         "on disk": f"{size_text(summary.disk_bytes)}, {summary.dtype}, {parts}",
-        **({"checksums": unchecked_text(summary.num_unchecked)} if summary.num_unchecked else {}),
         "inputs": _inputs(summary),
         "document is": summary.documents,
     }

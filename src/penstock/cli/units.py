@@ -65,16 +65,6 @@ def number_of(number: int, thing: str) -> str:
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
-def unchecked_text(num_parts: int) -> str:
-    """What it means that this many parts of a store have no checksums.
-
-    >>> unchecked_text(3)
-    'none in 3 parts of an earlier version: only verify finds damage there'
-    """
-    parts = number_of(num_parts, "part")
-    return f"none in {parts} of an earlier version: only verify finds damage there"
-
-
 def _scaled(number: float, units: tuple[str, ...]) -> str:
     # 999.5 would be rounded to "1000", which has four digits, so the next unit is used.
     for power, unit in enumerate(units):

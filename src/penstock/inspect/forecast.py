@@ -16,7 +16,6 @@ from penstock.rows.documents import Documents
 from penstock.rows.packs import Packs
 from penstock.rows.protocol import Rows, WrappedRows
 from penstock.rows.windows import Windows
-from penstock.store.part_table import ALL_KINDS, exact_sum
 from penstock.store.reader import TokenStore
 from penstock.train.metrics import known_peak_flops, peak_flops
 
@@ -235,8 +234,7 @@ def _store_bytes(rows: Rows) -> int:
     found = 0
     for each in stores:
         if isinstance(each, TokenStore):
-            # By kind: the records of 10^6 parts would take 30 s and a gigabyte.
-            found += sum(exact_sum(each.manifest.file_sizes(kind)) for kind in ALL_KINDS)
+            found += each.manifest.parts.num_bytes
         else:
             found += int(each.part_tokens.sum()) * each.dtype.itemsize
     return found

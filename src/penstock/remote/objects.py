@@ -88,7 +88,7 @@ class Objects:
         return [(name, size) for name, size in self._call(operations.list_names, prefix)]
 
     def download(self, name: str, path: Path, size: int, *, until: float | None = None) -> str:
-        """Write a file of `size` bytes to `path`; returns its SHA-256, which the caller compares.
+        """Write a file of `size` bytes to `path`; returns its XXH3-128, which the caller compares.
 
         The file is not synced to disk. If the call fails, an incomplete file may be left.
 

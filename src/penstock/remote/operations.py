@@ -4,13 +4,14 @@ A request that fails is repeated by `penstock.remote.failures`, and not by obsto
 repeat an answer that ends early, and has no deadline for several requests together.
 """
 
-import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import xxhash
 
 from penstock.errors import RemoteError
 from penstock.paths import redacted
@@ -106,21 +107,21 @@ def list_names(place: Place, prefix: str) -> list[tuple[str, int]]:
 
 
 def download(place: Place, name: str, path: str, size: int, seconds: float) -> str:
-    """Write a file of `size` bytes to `path` within `seconds`; returns its SHA-256.
+    """Write a file of `size` bytes to `path` within `seconds`; returns its XXH3-128.
 
     An attempt that fails is continued by the next one where it ended. The caller compares the
-    SHA-256: only that shows that all bytes are right.
+    digest: only that shows that all bytes are right.
     """
     # Not truncated: the cache has reserved the space of the file by its size.
     client, flags = place.client, os.O_WRONLY | os.O_CREAT
-    digest = hashlib.sha256()
+    digest = xxhash.xxh3_128()
     done = 0
 
     def attempt() -> str:
         nonlocal done, digest
         if size == 0:
             stream.truncate(0)
-            return digest.hexdigest()
+            return str(digest.hexdigest())
         try:
             for chunk in _chunks(client, name, done, size):
                 stream.write(chunk)
@@ -128,11 +129,11 @@ def download(place: Place, name: str, path: str, size: int, seconds: float) -> s
                 done += len(chunk)
         except _NoRanges:  # the server sends whole files only
             stream.seek(0)
-            done, digest = 0, hashlib.sha256()
+            done, digest = 0, xxhash.xxh3_128()
             raise WrongBytes("the server does not send parts of a file") from None
         _check_length(done, size)
         stream.truncate(size)
-        return digest.hexdigest()
+        return str(digest.hexdigest())
 
     with os.fdopen(open_regular(Path(path), flags), "wb", buffering=0) as stream:
         return retried("downloaded", place.shown(name), seconds, attempt)

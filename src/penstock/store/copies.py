@@ -4,7 +4,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.digest import digest_bytes
+import xxhash
+
 from penstock.errors import MissingStoreError, StoreError
 from penstock.paths import NamedFile
 from penstock.remote.address import StoreUrl, store_path
@@ -42,12 +43,12 @@ def copy_file(source: Path, target: Path, size: int, digest: str) -> None:
 
 
 def read_recorded(path: Path, size: int, digest: str) -> bytes:
-    """The contents of a file, which must have the recorded size and SHA-256."""
+    """The contents of a file, which must have the recorded size and digest."""
     with _existing(path, size) as stream:
         data = stream.read()
     # The bytes that are returned, and not the file: it may be replaced in between.
-    if digest_bytes(data) != digest:
-        raise _damaged(path, digest_bytes(data), digest)
+    if (found := xxhash.xxh3_128(data).hexdigest()) != digest:
+        raise _damaged(path, found, digest)
     return data
 
 
@@ -74,6 +75,6 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 def _damaged(path: Path, found: str, digest: str) -> StoreError:
     return StoreError(
-        f"{path} is damaged: its SHA-256 is {found[:8]}…, but the manifest says {digest[:8]}…. "
+        f"{path} is damaged: its XXH3-128 is {found[:8]}…, but the manifest says {digest[:8]}…. "
         f"{REPAIR_ADVICE}"
     )

@@ -28,7 +28,7 @@ from penstock.store.copies import read_recorded
 from penstock.store.files import cache_directory, make_directory, read_file, remove_file, write_file
 from penstock.store.folders import empty_directory
 from penstock.store.journal import Journal, SealedSlice
-from penstock.store.manifest import FILE_NAME, Manifest, parse_manifest, part_file, rejects_file
+from penstock.store.manifest import FILE_NAME, Manifest, parse_manifest, part_file, with_table
 from penstock.store.part import SIDES
 from penstock.store.parts import REPAIR_ADVICE
 from penstock.store.remote_manifest import as_name, fetch_table
@@ -122,8 +122,9 @@ class Destination:
         if side:
             # Not before the manifest was read: a build without a split refuses other directories.
             make_directory(self.staging / side)
-        fetch_table(self._objects, side, data, self.staging / side)
-        return parse_manifest(data, self._url / side, self.staging / side)
+        contents = parse_manifest(data, self._url / side)
+        fetch_table(self._objects, side, contents, self.staging / side)
+        return with_table(contents, self._url / side, self.staging / side)
 
     def _identity(self) -> bytes | None:
         """The digest of the build in the staging directory; None if there is none.
@@ -143,7 +144,7 @@ class Destination:
         kept = {
             as_name(side, name)
             for side, data in self.manifests.items()
-            for name in _files_of(self._parsed(side, data))
+            for name, _, _ in self._parsed(side, data).files()
         }
         found = {name for name, _ in self._objects.list() if _OURS.fullmatch(name)}
         in_threads(self._objects.delete, sorted(found - kept))
@@ -246,15 +247,10 @@ class Destination:
         """Send the manifests that are in the staging directory, and the reject logs before them."""
         for side in reversed(sides):
             data = read_file(self.staging / side / FILE_NAME)
-            manifest = parse_manifest(data, self._url / side, self.staging / side)
-            last = manifest.builds
-            log, entry = rejects_file(len(last) - 1), last[-1]["rejects"]
-            path = self.staging / side / log
-            if path.exists():
-                self.send(as_name(side, log), path, entry["bytes"], entry["sha256"])
-            if manifest.table is not None:
-                name, size, digest = manifest.table
-                self.send(as_name(side, name), self.staging / side / name, size, digest)
+            # Its table and its reject log; other files are there, or were sent and removed here.
+            for name, size, digest in self._parsed(side, data).files():
+                if (path := self.staging / side / name).exists():
+                    self.send(as_name(side, name), path, size, digest)
             self.commit_side(side, data)
 
     def send(self, name: str, path: Path, size: int, digest: str) -> None:
@@ -302,16 +298,7 @@ def in_threads(function: Callable[[_Item], None], items: Iterable[_Item]) -> Non
 
 
 def _objects_of(record: SealedSlice) -> Iterator[tuple[str, int, str, str]]:
-    """The name, size, SHA-256 and side of each file of a sealed slice."""
+    """The name, size, digest and side of each file of a sealed slice."""
     for side, part in record.parts.items():
         for kind, (size, digest) in part.files.items():
             yield as_name(side, part_file(part.number, kind)), size, digest, side
-
-
-def _files_of(manifest: Manifest) -> Iterator[str]:
-    """The names of all files of a store, except its manifest."""
-    yield from (rejects_file(number) for number in range(len(manifest.builds)))
-    if manifest.table is not None:
-        yield manifest.table[0]
-    for part in manifest.parts:
-        yield from (part_file(part.number, kind) for kind in part.files)

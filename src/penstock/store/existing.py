@@ -23,20 +23,20 @@ from penstock.store.inputs import (
     known_stamp,
     piece_digests,
     read_digests,
-    read_old_stamps,
     read_stamps,
-    recorded_digest,
     remember_stamps,
 )
 from penstock.store.job import Job
 from penstock.store.journal import Journal
 from penstock.store.manifest import (
     FILE_NAME,
+    INPUT_DIGEST,
     JsonObject,
     Manifest,
     part_file,
     read_manifest,
     rejects_file,
+    remove_old_tables,
     shared_settings,
 )
 from penstock.store.part import SIDES, same_split
@@ -61,6 +61,8 @@ def killed_at_the_end(job: Job) -> bool:
     before = journal.num_builds()
     if before is None or not all(committed(job.directory / side, before) for side in sides):
         return False
+    for side in sides:
+        remove_old_tables(job.directory / side)
     # All manifests are written, so the journal is not needed any more. If it belongs to another
     # build, that build is complete too, and `earlier_build` compares the two.
     journal.end()
@@ -82,7 +84,7 @@ def discard(directory: Path) -> None:
             manifest = read_manifest(of_side)
             kept |= {part_file(part.number, kind) for part in manifest.parts for kind in part.files}
             kept |= {rejects_file(number) for number in range(len(manifest.builds))}
-            kept |= {manifest.table[0]} if manifest.table else set()
+            kept |= {manifest.table}
         for pattern in ("part-*.npy", "parts-*.npy", "rejects*.jsonl"):
             for path in of_side.glob(pattern):
                 if path.name not in kept:
@@ -183,10 +185,10 @@ def _refuse_append(job: Job, manifest: Manifest) -> None:
 
 def _appended_before(job: Job, manifest: Manifest) -> list[str]:
     """The inputs that are in the store already: by their path, as a file, or by their contents."""
-    known = read_stamps(job.directory, manifest.digest) or read_old_stamps(job.directory)
+    known = read_stamps(job.directory, manifest.digest)
     # A link, or another way to write a path, is the same file.
     same_files = {identity for path in known if (identity := _identity(path))}
-    present = {(each["name"], each["bytes"], recorded_digest(each)) for each in manifest.inputs}
+    present = {(each["name"], each["bytes"], each.get(INPUT_DIGEST)) for each in manifest.inputs}
     keys = [(each["name"], each["bytes"]) for each in job.recorded["inputs"]]
     # A name alone says little: each day's folder may have a file of the same name.
     digested = {(name, size): digest for name, size, digest in present if digest}
@@ -228,7 +230,7 @@ def refuse_other(
     if same:
         return same
     inputs = [each for done in manifest.builds for each in comparable(done["inputs"])]
-    known = read_stamps(directory, manifest.digest) or read_old_stamps(directory)
+    known = read_stamps(directory, manifest.digest)
     given, new, left = [], [], list(inputs)
     for file, now in zip(files, settings["inputs"], strict=True):
         given.append({**now, "name": file.name})
@@ -260,8 +262,8 @@ def refuse_other(
 def renamed(old: JsonObject, new: JsonObject) -> JsonObject:
     """Settings of a store as the new build writes those that mean the same.
 
-    A digest identifies a tokenizer and a template. The names say nothing more, and earlier
-    versions recorded whole paths. The split "tail:0.10" is "tail:0.1".
+    A digest identifies a tokenizer and a template, and their names say nothing more. The split
+    "tail:0.10" is "tail:0.1".
     """
     found = dict(old)
     if same_split(old["split"], new["split"]):
@@ -290,7 +292,7 @@ def _refuse_changed(job: Job, manifest: Manifest, same: Sequence[int]) -> int:
     Returns:
         The number of the build that has these inputs.
     """
-    known = read_stamps(job.directory, manifest.digest) or read_old_stamps(job.directory)
+    known = read_stamps(job.directory, manifest.digest)
     then = [known_stamp(known, file) for file in job.files]
     touched = {
         n
@@ -303,13 +305,13 @@ def _refuse_changed(job: Job, manifest: Manifest, same: Sequence[int]) -> int:
         {
             n: digest
             for n in touched
-            if (digest := recorded_digest(manifest.builds[number]["inputs"][n]))
+            if (digest := manifest.builds[number]["inputs"][n].get(INPUT_DIGEST))
         }
         for number in same
     ]
     now = read_digests(job.files, job.slices(), recorded[0])
-    # Without a digest, as in stores of earlier versions, only the time says that a file changed.
-    # If that is not known either, because the store was copied, the file is accepted.
+    # Without a digest, as of a remote file, only the time says that a file changed. If that is not
+    # known either, because the store was copied, the file is accepted.
     changed = [
         [
             job.files[n].name

@@ -14,7 +14,6 @@ file that the manifest lists.
 """
 
 import errno
-import hashlib
 import os
 import shutil
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from penstock.errors import DiskFullError
 from penstock.paths import expand_user
@@ -56,7 +56,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def write_file(
     path: Path, pieces: Iterable[Any], *, live: bool = False, sums: list[int] | None = None
 ) -> tuple[int, str]:
-    """Write `pieces` (bytes or contiguous arrays) to `path`; returns its size and SHA-256.
+    """Write `pieces` (bytes or contiguous arrays) to `path`; returns its size and XXH3-128.
 
     The caller syncs the directory, once for all files that were renamed into it.
 
@@ -88,8 +88,8 @@ def write_file(
 
 
 def _fill(file: int, pieces: Iterable[Any], live: bool, sums: list[int] | None) -> tuple[int, str]:
-    """Write `pieces` to an open file and sync it, unless `live`; returns its size and SHA-256."""
-    digest = hashlib.sha256()
+    """Write `pieces` to an open file and sync it, unless `live`; returns its size and XXH3-128."""
+    digest = xxhash.xxh3_128()
     size = 0
     for block in _blocks(pieces):
         digest.update(block)
@@ -240,9 +240,12 @@ def remove_temporary(directory: Path, process: int | None = None) -> None:
 
 
 def digest_file(path: Path) -> str:
-    """SHA-256 of a file's contents."""
+    """XXH3-128 of a file's contents."""
+    digest = xxhash.xxh3_128()
     with open_to_read(path) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        while block := stream.read(_BLOCK_BYTES):
+            digest.update(block)
+    return str(digest.hexdigest())
 
 
 def array_layout(

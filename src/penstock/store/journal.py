@@ -65,8 +65,6 @@ class SealedSlice:
         """The record that `to_json` returned."""
         parts = {side: PartRecord.of(part) for side, part in record["parts"].items()}
         rejects = [Reject(**reject) for reject in record["rejects"]]
-        if "pieces" not in record:
-            raise ValueError("it is of an earlier version, with other digests of inputs")
         pieces = [(file, digest) for file, digest in record["pieces"]]
         tally = Tally(**record["tally"])
         return cls(record["number"], tally, parts, rejects, record["rules"], pieces)

@@ -309,7 +309,7 @@ class TokenStore:
     @property
     def has_loss(self) -> bool:
         """Whether a part has a loss mask."""
-        return bool(self.manifest.file_sizes("loss").any())
+        return self.manifest.has("loss")
 
     @property
     def tokenizer_record(self) -> dict[str, Any] | None:

@@ -72,7 +72,7 @@ def _recorded_files(job: Job) -> Iterator[StoreFile]:
         done = manifest.builds[job.first_build]
         log = done["rejects"]
         name = f"{prefix}{rejects_file(job.first_build)}"
-        yield StoreFile(name, log["bytes"], log["sha256"], None)
+        yield StoreFile(name, log["bytes"], log["xxh3_128"], None)
         parts = range(job.first_part, job.first_part + done["slices"])
         for part in manifest.parts:
             if part.number in parts:
