@@ -56,7 +56,7 @@ REACHED_FROM = {
     "cli.tasks": ["penstock build"],
     "cli.fetch": ["penstock fetch"],
     "cli.inspect": ["penstock inspect"],
-    "cli.report": ["penstock report", "penstock serve"],
+    "cli.report": ["penstock report"],
     "cli.when": ["penstock when"],
     "cli.fetch:_next": ["penstock build"],  # pieces of that command
     "cli.token_files": ["penstock info", "penstock decode", "penstock verify"],

@@ -113,7 +113,6 @@ def _write_report(number: int, source: Path, page: Path) -> None:
         write(str(error))
         return
     write(f"open {shell_word(page)} in a browser")
-    write(f"every step and every document: penstock serve {shell_word(source)}")
 
 
 def _title(text: str) -> None:
