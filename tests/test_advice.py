@@ -91,7 +91,6 @@ REACHED_FROM = {
     "loader.dataloader:as_dataloader": ["as_dataloader", "Loader"],
     "order": ["Plan"],
     "order.amend": ["Plan.amend"],
-    "order.budget": ["Budget"],
     "order.steps": ["Loader"],
     "preprocess:main": ["python -m penstock.preprocess"],
     "recipe": ["penstock train"],

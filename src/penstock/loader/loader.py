@@ -116,8 +116,7 @@ class Loader(Generic[Batch]):
         """Make a loader over a plan, or over rows.
 
         Args:
-            rows: A `Plan`, or rows to make a plan of with `seed` and `shuffle`; or a `Budget` of a
-                plan, which replaces the batch size.
+            rows: A `Plan`, or rows to make a plan of with `seed` and `shuffle`.
             batch_size: Rows per step on this rank.
             global_batch_size: Rows per step on all ranks together, instead; or sizes by the
                 position from which each applies. Must be a multiple of `world_size`.
@@ -144,7 +143,7 @@ class Loader(Generic[Batch]):
             raise PlanError(f"prefetch={prefetch} must be at least 0.")
         self.plan = plan_of(rows, seed, shuffle)
         self.rank, self.world_size, row_slice = place = place_of(rank, world_size, mesh)
-        sizes = batch_sizes(self.plan, batch_size, global_batch_size, self.world_size)
+        sizes = batch_sizes(batch_size, global_batch_size, self.world_size)
         self.run = Run(
             self.plan, sizes, *place[:2], epochs=epochs, num_steps=steps, drop_last=drop_last
         )
