@@ -12,7 +12,7 @@ from torch.distributed import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from penstock.errors import PlanError
-from penstock.loader import BatchFormat, MeshRoles
+from penstock.loader import MeshRoles
 from penstock.loader.loader import Loader
 from penstock.loader.mesh import locate
 from penstock.rows.documents import Documents
@@ -295,7 +295,6 @@ def test_the_data_dimension_of_a_mesh_is_a_mesh_and_its_other_dimensions_are_not
     [
         ("hf", "first target of each slice would be lost"),
         ("tuple", "cannot hold position_ids"),
-        (BatchFormat(lengths={0: 8}), "Leave lengths out"),
     ],
 )
 def test_a_format_that_slices_would_break_is_refused(store, as_rank, format, message):

@@ -135,8 +135,7 @@ class Loader(Generic[Batch]):
             device: The device of the batches; the CPU if None. CUDA copies use a separate stream.
             format: "dict" (`inputs`, `targets`, shifted), "tuple" of the same, "hf" (`input_ids`,
                 `labels`, not shifted), or "narrow" (`tokens` in the dtype of the store). Or a
-                `BatchFormat`, which can also add the source and the position of each row, or begin
-                with shorter rows.
+                `BatchFormat`, which can also add the source and the position of each row.
             prefetch: How many blocks of batches a thread makes ahead of time; 0 for no thread.
         """
         if prefetch < 0:
@@ -155,7 +154,7 @@ class Loader(Generic[Batch]):
         if row_slice is not None:
             row_slice.check(chosen, self.plan.sources)
         read = self._assembler = Assembler(self.run, by_tokens=chosen.fingerprint == "tokens")
-        self.shape = formats.Shape(chosen, read.length, is_padded=read.side is not None)
+        self.shape = formats.Shape(chosen, read.length)
         self.shape.check_targets(self.plan.sources)
         self._maker = Maker(self.shape, self.device, read.side, read.whole_documents, row_slice)
         self.fingerprint: int | None = None
@@ -177,8 +176,8 @@ class Loader(Generic[Batch]):
 
     @property
     def unread_targets(self) -> int:
-        """How many tokens of `Windows` are no target of rows of the length at `position`."""
-        return self.shape.unread_targets(self.plan.sources, self.position)
+        """How many tokens of `Windows` are no target of any row."""
+        return self.shape.unread_targets(self.plan.sources)
 
     @property
     def step(self) -> int:

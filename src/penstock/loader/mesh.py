@@ -128,11 +128,6 @@ class RowSlice(NamedTuple):
                 'format="tuple" cannot hold position_ids, without which a slice does not say where '
                 'in the row it begins. Use format="dict".'
             )
-        if format.lengths:
-            raise PlanError(
-                f"lengths={dict(format.lengths)} cuts rows into shorter ones, and the mesh slices "
-                "them. Leave lengths out, or slice the batches in the training code."
-            )
         for name, rows in sources.items():
             if rows.side is not None and rows.multiple % self.total:
                 raise PlanError(
