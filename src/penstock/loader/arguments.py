@@ -7,9 +7,10 @@ from operator import index
 from typing import SupportsIndex, TypedDict
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from penstock.errors import PlanError
-from penstock.loader.mesh import AnyMesh, Place, place_in
+from penstock.loader.mesh import rank_in
 from penstock.loader.run import AnyPlan
 from penstock.order.plan import Plan
 from penstock.order.shuffle import Block as ShuffleBlock
@@ -28,7 +29,7 @@ class LoaderOptions(TypedDict, total=False):
     global_batch_size: int | Mapping[int, int] | None
     rank: int | None
     world_size: int | None
-    mesh: AnyMesh | None
+    mesh: DeviceMesh | None
     seed: int | None
     shuffle: ShuffleMode | None
     epochs: int | None
@@ -60,11 +61,11 @@ def plan_of(rows: AnyPlan | RowsLike, seed: int | None, shuffle: ShuffleMode | N
     return Plan(rows, seed=seed or 0, shuffle=shuffle)
 
 
-def place_of(rank: int | None, world_size: int | None, mesh: AnyMesh | None) -> Place:
-    """Return the part of every step that this process reads."""
+def rank_of(rank: int | None, world_size: int | None, mesh: DeviceMesh | None) -> tuple[int, int]:
+    """Return the rank of this process and the number of ranks."""
     if mesh is not None:
-        return place_in(mesh, rank, world_size)
-    return Place(*topology(rank, world_size, stacklevel=4))
+        return rank_in(mesh, rank, world_size)
+    return topology(rank, world_size, stacklevel=4)
 
 
 def topology(rank: int | None, world_size: int | None, *, stacklevel: int = 3) -> tuple[int, int]:

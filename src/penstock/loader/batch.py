@@ -22,7 +22,6 @@ import torch
 
 from penstock.errors import PlanError
 from penstock.loader.batch_format import IGNORED, Batch, Shape, Tensors
-from penstock.loader.mesh import RowSlice
 from penstock.loader.read import IDS, MOST_STEPS, Assembler, StepBlock
 from penstock.order.steps import PADDING
 from penstock.rows.protocol import Fields, Side, narrowed
@@ -57,8 +56,6 @@ class Maker:
     """The side on which rows are padded to the widest row of a step; None if they are not."""
     whole_documents: bool
     """Whether some rows begin with a document, so that their first token is not a target."""
-    row_slice: RowSlice | None = None
-    """The columns of rows that batches have; None if they have whole rows."""
 
     def batches(self, block: StepBlock, copy: "DeviceCopy | None" = None) -> Iterator[Made]:
         """Yield the batches of a block, one per step; each is made when it is needed."""
@@ -71,7 +68,7 @@ class Maker:
         """Return whether batches are only inputs and targets of full rows, on the CPU."""
         special = block.targets is not None or block.extras or block.widths is not None
         return (
-            not (special or self.shape.ids or self.row_slice)
+            not (special or self.shape.ids)
             and self.shape.format in ("dict", "tuple")
             and self.device.type == "cpu"
         )
@@ -96,8 +93,6 @@ class Maker:
             if block.widths is not None:
                 width = block.widths[number]
                 arrays = narrowed(arrays, width, shape.length, self.side or "right")
-            if self.row_slice is not None:
-                arrays = self.row_slice.cut(arrays)
             if format == "hf":
                 arrays = {name: arrays[name] for name in arrays if name not in _NOT_FOR_HF}
             if copy is not None:
