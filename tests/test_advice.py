@@ -63,7 +63,7 @@ REACHED_FROM = {
     "convert.export": ["export_tokens", "penstock export"],
     "convert.imports": ["import_tokens", "penstock import"],
     "formats": ["open_tokens", "penstock info", "penstock decode", "penstock verify"],
-    "inspect": ["penstock inspect", "penstock when", "penstock seen"],
+    "inspect": ["penstock inspect", "penstock when"],
     "inspect.amend": ["penstock amend"],
     "inspect.amend:_check_settings": ["penstock train"],  # these are settings of a recipe
     "integrations.batch_size": MODULES,

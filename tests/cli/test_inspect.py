@@ -50,7 +50,6 @@ def run(invoke, made, tmp_path):
 COMMANDS = {
     # These need no tokenizer either.
     "numpy": [
-        ["seen", "run", "--step", "3"],
         ["when", "run", "--document", "web.txt:0"],
         ["diff", "run", "run"],
         ["plan", "mix.toml", "--quick"],
@@ -194,7 +193,7 @@ def test_ids_of_an_unknown_tokenizer_are_shortened_unless_all_are_asked_for(invo
 def test_json_has_all_rows_and_stable_names(run):
     found = json.loads(run("inspect", "run", "--step", 3, "--around", 1, "--json").stdout)
 
-    assert sorted(found) == ["around", "metrics", "positions", "rows", "step"]
+    assert sorted(found) == ["around", "metrics", "positions", "rows", "seen", "step"]
     assert len(found["rows"]) == 4
     row = found["rows"][0]
     names = ["documents", "epoch", "number", "position", "sample", "segments", "source"]
@@ -287,13 +286,12 @@ def test_when_names_a_document_that_is_not_seen(run, run_json, option):
     assert "\n  not seen in the run's steps 1 to 5; --set training.steps=NUMBER searches" in shown
 
 
-def test_seen_counts_what_a_checkpoint_has_read(run, run_json):
-    shown = run("seen", "run", "--step", 4).stdout
-    found = run_json("seen", "run", "--step", 4)
+def test_inspect_counts_what_a_checkpoint_has_read(run, run_json):
+    shown = run("inspect", "run", "--step", 4).stdout
+    found = run_json("inspect", "run", "--step", 4)
 
     assert "after step 4, 16 rows were read:" in shown
-    assert [each["rows"] for each in found["sources"]] == [12, 4]
-    assert f"the run has trained on {found['trained_tokens']:,} targets" in shown
+    assert [each["rows"] for each in found["seen"]] == [12, 4]
 
 
 def test_diff_says_identical_or_what_differs_and_exits_like_diff(run, run_json, made):
@@ -329,7 +327,6 @@ def test_diff_says_identical_or_what_differs_and_exits_like_diff(run, run_json, 
         (["when", "run", "-d", "wbe.txt:0"], 1, "Did you mean web.txt"),
         (["when", "run", "-d", "web.txt:1"], 1, "the nearest begin at 0 and "),
         (["when", "run", "--text", ""], 1, "The text to find is empty"),
-        (["seen", "run", "-s", 9], 1, "Step 9 is after the end of this run"),
         (["diff", "run", "nope"], 2, "nope does not exist"),
         (["diff", "run", "."], 2, "has no fingerprints.jsonl"),
     ],

@@ -32,7 +32,7 @@ from penstock.errors import PenstockError
 COMMANDS = [
     *("build", "info", "verify", "repair", "merge", "copy", "import", "export", "decode"),
     *("fetch", "check", "plan", "train"),
-    *("inspect", "when", "seen", "diff", "amend", "report", "demo"),
+    *("inspect", "when", "diff", "amend", "report", "demo"),
 ]
 GROUPS = ["tokenizer"]
 """Commands that have commands: the `app` in cli/NAME.py."""
