@@ -25,6 +25,8 @@ Span = tuple[int, int]
 """A range of characters, `[start, stop)`."""
 Message = JsonObject
 """A message: "role", "content" and more."""
+Columns = tuple[str, str]
+"""The names of a column of prompts and of a column of completions."""
 
 QUESTION, ANSWER = "Zqvi alpha?", "Zqwo beta."
 """Texts that are rendered to find out what a template writes around a turn."""
@@ -109,8 +111,10 @@ class Conversation:
         return message["role"] == "assistant" and message.get("train", True) is not False
 
 
-def to_conversation(record: object) -> Conversation:
+def to_conversation(record: object, columns: Columns | None = None) -> Conversation:
     r"""The conversation in a record of one of the known formats.
+
+    With `columns`, the names of a column of prompts and of one of completions, only these are read.
 
     >>> to_conversation({"instruction": "Add.", "input": "1 + 1", "output": "2"}).messages
     [{'role': 'user', 'content': 'Add.\n\n1 + 1'}, {'role': 'assistant', 'content': '2'}]
@@ -125,7 +129,7 @@ def to_conversation(record: object) -> Conversation:
     _refuse_deep(record)
     if not isinstance(record, dict):
         raise ChatError("bad_shape", f"A conversation is a list or a dict, not {_kind(record)}.")
-    messages = _turns(record)
+    messages = _turns(record, columns)
     # ShareGPT and Alpaca have the system message beside the turns.
     if record.get("system") and messages and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": _text(record["system"], "system")})
@@ -151,22 +155,34 @@ def _refuse_deep(value: Any) -> None:
     raise ChatError("nested_too_deep", f"The record has more than {_MAX_DEPTH} levels.")
 
 
-def _turns(record: JsonObject) -> list[Message]:
-    for key in ("messages", "conversations", "conversation"):
-        if record.get(key) is not None:
-            return _messages(record[key], key)
-    if "instruction" in record:
-        return _from_instruction(record)
-    if "prompt" in record and "completion" in record:
-        prompt = _messages(record["prompt"], "prompt", "user")
-        return [*prompt, *_messages(record["completion"], "completion", "assistant")]
+def _turns(record: JsonObject, columns: Columns | None) -> list[Message]:
+    if columns is None:
+        for key in ("messages", "conversations", "conversation"):
+            if record.get(key) is not None:
+                return _messages(record[key], key)
+        if "instruction" in record:
+            return _from_instruction(record)
+    prompt, completion = columns or ("prompt", "completion")
+    if prompt in record and completion in record:
+        messages = _messages(record[prompt], prompt, "user")
+        return [*messages, *_messages(record[completion], completion, "assistant")]
     # Only keys are shown: values may be long, or private.
     shown = ", ".join(f'"{key}"' for key in list(record)[:8]) or "no keys"
+    if columns is not None:
+        missing = next(name for name in columns if name not in record)
+        raise ChatError(
+            "bad_shape",
+            f'The record has {shown}, and no "{missing}", which field= (--field) of penstock.build '
+            "names.",
+        )
+    texts = [key for key, value in record.items() if isinstance(value, str)]
+    pair = ",".join(texts[:2]) if len(texts) > 1 else "question,answer"
     raise ChatError(
         "bad_shape",
         f"The record has {shown}, which is not a known format. Known are "
         '"messages", "conversations" (ShareGPT), "instruction" with "output" (Alpaca) or '
-        '"response" (Dolly), and "prompt" with "completion".',
+        '"response" (Dolly), and "prompt" with "completion". If one column has prompts and another '
+        f'one completions, name both in penstock.build, such as field="{pair}" (--field {pair}).',
     )
 
 

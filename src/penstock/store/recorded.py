@@ -59,7 +59,9 @@ class RecordedBuild:
         """The job that made this build, and what is wrong with its inputs."""
         contents, reading = self.manifest.contents, self._reading()
         loaded = _tokenizer(self.manifest, tokenizer)
-        stage = None if "chat" not in contents else _chat_stage(contents["chat"], loaded, chat)
+        stage = None
+        if "chat" in contents:
+            stage = _chat_stage(contents["chat"], loaded, chat, reading.field)
         inputs = comparable(self.entry["inputs"])
         files, problems = self._files(inputs, places, reading, stage is not None)
         settings = BuildSettings(
@@ -222,10 +224,10 @@ def _tokenizer(manifest: Manifest, given: object) -> Tokenizer:
     return load_tokenizer(found.definition or found, special_tokens=how)
 
 
-def _chat_stage(entry: JsonObject, tokenizer: Tokenizer, given: object) -> "ChatStage":
+def _chat_stage(entry: JsonObject, tokenizer: Tokenizer, given: object, field: str) -> "ChatStage":
     """The stage that rendered the conversations of a store."""
     from penstock.chat.chat import Chat
-    from penstock.store.chats import ChatStage
+    from penstock.store.chats import ChatStage, columns_of
 
     if given is None and entry["template"] not in _BUILT_IN:
         raise StoreError(
@@ -244,4 +246,4 @@ def _chat_stage(entry: JsonObject, tokenizer: Tokenizer, given: object) -> "Chat
             f"{chat.template.digest[:8]}… or other settings. Give the template of the store with "
             "chat= (--chat) of penstock.repair."
         )
-    return ChatStage(chat, False, chat.report())
+    return ChatStage(chat, False, chat.report(), columns_of(field))
