@@ -67,8 +67,8 @@ def test_a_tokenizer_object_gives_its_template():
         (lambda path: "no-such-thing", "neither a built-in name"),
         (lambda path: path, "has no chat template"),
         (lambda path: _written(path / "x.json", "{}"), 'no "chat_template"'),
-        (lambda path: _written(path / "x.json", "["), "is not JSON"),
-        (lambda path: _written(path / "x.json", "[]"), "is not a JSON object"),
+        (lambda path: _written(path / "x.json", "["), "is not a JSON object"),
+        (lambda path: _written(path / "x.json", "[1]"), "is not a JSON object"),
         (lambda path: _written(path / "x.json", '{"chat_template": 3}'), "is not a string"),
     ],
 )

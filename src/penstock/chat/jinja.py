@@ -29,7 +29,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from penstock.chat.arguments import is_arguments, items_of, to_json
+from penstock.chat.messages import is_arguments, items_of, to_json
 from penstock.chat.provenance import Leaf, Traced, derived, leaves_in, traced_join
 from penstock.errors import ChatError, TemplateError
 

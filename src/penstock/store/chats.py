@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BufferedReader, RawIOBase
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from penstock.chat.chat import Chat, TurnReport
-from penstock.chat.messages import ChatText, Columns, to_conversation
+from penstock.chat.messages import ChatText, Columns, refuse_constant, to_conversation
 from penstock.errors import ChatError, SourceError, StoreError
 from penstock.sources.document import Batch, Reject, text_offsets
 from penstock.sources.files import InputFile, open_file
@@ -85,6 +85,9 @@ class ChatStage:
                 script = self.chat.render_text(conversation)
             except ChatError as error:
                 yield None, error
+                continue
+            except RecursionError:
+                yield None, ChatError("nested_too_deep", "The record has too many levels.")
                 continue
             messages, rewritten = conversation.messages, len(script.rewritten)
             said = sum(message["role"] == "assistant" for message in messages)
@@ -165,7 +168,7 @@ def _is_lines(file: InputFile) -> bool:
         return True
     try:
         json.loads(line)
-    except (ValueError, RecursionError):
+    except ValueError:
         return False
     return more
 
@@ -175,7 +178,7 @@ def _array_items(file: InputFile) -> list[Any]:
         data = stream.read()
     try:
         items: list[Any] = json.loads(data)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise SourceError(
             f"{file.name} begins with [ but is not a valid JSON array: {error}. Use an array "
             "of conversations, or JSON Lines with one conversation per line."
@@ -200,17 +203,10 @@ def _table_rows(file: InputFile) -> Iterator[Any]:
 
 def _parsed(text: bytes) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ChatError("nested_too_deep", "More levels than the parser allows.") from None
-    except json.JSONDecodeError as error:
-        raise ChatError("bad_json", f"The record is not JSON: {portable_error(error)}.") from None
+        return json.loads(text, parse_constant=refuse_constant)
     except ValueError as error:
-        raise ChatError("bad_json", f"The record is not JSON: {error}.") from None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ChatError("bad_json", f"{name} is not JSON")
+        found = portable_error(error) if isinstance(error, json.JSONDecodeError) else error
+        raise ChatError("bad_json", f"The record is not JSON: {found}.") from None
 
 
 def _untrained(detail: str = "") -> ChatError:
