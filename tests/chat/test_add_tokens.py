@@ -288,31 +288,6 @@ def test_a_piece_of_the_vocabulary_becomes_special_and_keeps_its_id():
     assert extended.added_tokens == {"</s>": 1}
 
 
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
-        ("<|a|>", "give a list"),
-        ([""], "is not a token"),
-        ([7], "is not a token"),
-        ([" "], "is not a token"),
-    ],
-)
-def test_what_is_no_token_is_refused(tokens, message):
-    with pytest.raises(TokenizerError, match=message):
-        load_tokenizer("gpt2", add_tokens=tokens)
-
-
-def test_an_object_that_cannot_be_extended_is_refused():
-    class Own:
-        vocab_size = 9
-
-        def encode(self, text):
-            return [1]
-
-    with pytest.raises(TokenizerError, match="cannot extend by <a>"):
-        load_tokenizer(Own(), add_tokens=["<a>"])
-
-
 def test_a_vocabulary_with_gaps_is_refused():
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0, "a": 5}, "?"))
     with pytest.raises(TokenizerError, match="has gaps: '<a>' would be 6"):

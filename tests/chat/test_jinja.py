@@ -82,18 +82,6 @@ def test_json_is_not_escaped_for_html():
     assert run("{{ {'a': '<é>'} | tojson }}") == '{"a": "<é>"}'
 
 
-def test_a_template_may_refuse():
-    with pytest.raises(ChatError, match="refused the conversation: no tools") as error:
-        run("{{ raise_exception('no tools') }}")
-
-    assert error.value.reason == "template_refused"
-
-
-def test_a_template_that_fails_says_so():
-    with pytest.raises(ChatError, match="failed on the conversation: TypeError"):
-        run("{{ 'a' + 1 }}")
-
-
 def test_a_date_is_the_one_that_was_given():
     source = "{{ strftime_now('%Y-%m-%d') if strftime_now is defined else 'never' }}"
 
@@ -106,8 +94,3 @@ def test_a_date_is_the_one_that_was_given():
     for form in ("%s", "%-s", "%%%20s"):
         with pytest.raises(ChatError, match="depend on the time zone"):
             run(f"{{{{ strftime_now('{form}') }}}}", datetime.date(2026, 1, 31))
-
-
-def test_what_is_no_jinja_is_refused_with_its_line():
-    with pytest.raises(TemplateError, match="test, line 2 is not valid Jinja"):
-        Program("{% if x %}\n{% endfor %}", "test")
