@@ -10,6 +10,7 @@ from penstock.errors import PlanError, StoreError
 from penstock.inspect import RunSteps, find_documents, find_text, seen, when
 from penstock.inspect.documents import document_span, find_numbered
 from penstock.inspect.text import find_texts
+from penstock.loader.fingerprints import RowReader
 from penstock.order.steps import Steps
 from penstock.sources.slices import cut
 
@@ -177,6 +178,31 @@ def test_seen_counts_rows_and_epochs_of_each_source(stores):
             if each.rows_in_last_epoch:
                 assert int(epochs[mine].max()) == each.epochs
     assert seen(plan, steps, 0).position == 0
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "chats", "excluding"])
+def test_targets_said_to_be_exact_are_those_that_were_trained_on(stores, make_rows, kind):
+    if kind == "chats":
+        plan = ps.Plan(ps.Packs(stores["chats"], LENGTH))
+    elif kind == "excluding":
+        plan = ps.Plan(ps.Windows(stores["lines"], LENGTH))
+        (found,) = find_documents(plan, "lines.txt", 0)
+        plan = plan.amend(0, exclude={plan.names[0]: [found.span]})
+    else:
+        plan = ps.Plan(make_rows[kind](stores["lines"]))
+    epoch = sum(plan.sizes)
+    reader = RowReader(plan)
+    for rows in (1, epoch // 2, epoch, epoch + 1, 2 * epoch):
+        tokens, targets, _ = reader.assembler.read(reader.locate(np.arange(rows)))
+        trained = tokens[:, 1:].size if targets is None else int(targets.sum())
+        (each,) = seen(plan, RunSteps(Steps(1), total=None), rows).sources
+        assert each.tokens == trained or not each.tokens_exact
+        if kind in ("windows", "packs") and rows in (epoch, 2 * epoch):
+            assert each.tokens_exact
+        if kind == "windows" and rows != 1:
+            assert each.tokens_exact
+        if kind in ("packs", "chats", "excluding") and rows == epoch // 2:
+            assert not each.tokens_exact
 
 
 def expected_matches(store, text, tokenizer):

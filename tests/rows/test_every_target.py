@@ -88,7 +88,7 @@ def test_shorter_rows_keep_their_borders(numbered):
 
     assert batch["input_ids"].tolist() == [[1, 2, 3, 4], [4, 5, 6, 7]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0], [0, 1, 2, 3]]
-    assert list(batch) == ["input_ids", "labels", "position_ids"]
+    assert list(batch) == ["input_ids", "labels", "position_ids", "use_cache"]
 
 
 def check_counts(store, length, stride, tail, format, lengths):

@@ -93,6 +93,38 @@ except DiskFullError as error:
     assert issubclass(DiskFullError, PenstockError)
 
 
+def test_a_full_disk_says_how_much_a_build_needs(tmp_path, python):
+    """A limit on the size of a file fails a write as a full disk does."""
+    code = """
+import pathlib, resource, sys
+import penstock
+from penstock.sources.slices import cut
+from penstock.errors import DiskFullError
+cut.__kwdefaults__["slice_bytes"] = 3_000
+folder = pathlib.Path(sys.argv[1])
+lines = ["The fox jumps.\\n" * 200] * 10 + ["The fox jumps.\\n" * 2_000]
+for number, text in enumerate(lines):
+    (folder / f"{number:02}.txt").write_text(text)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+try:
+    penstock.build(folder, folder / "store", tokenizer="bytes", documents="file", threads=1)
+except DiskFullError as error:
+    print(*error.__notes__)
+"""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    told = python(code, folder).stdout
+
+    whole, written, more = (
+        int(number.replace(",", ""))
+        for number in re.findall(r"([\d,]+\d) (?:bytes|are|more)", told)
+    )
+    text = 15 * (10 * 200 + 2_000)
+    assert abs(whole - 2 * text) < 0.1 * 2 * text
+    assert 10 * 2 * 15 * 200 <= written < whole
+    assert more == whole - written
+
+
 @pytest.mark.parametrize("shape", [(0,), (1,), (2**62,), (5, 2), (2**62, 2)])
 @pytest.mark.parametrize("dtype", ["<u2", "<u4", "<u8", "u1"])
 def test_headers_are_those_that_numpy_reads(dtype, shape, tmp_path):

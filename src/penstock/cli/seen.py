@@ -7,6 +7,7 @@ from penstock.cli.inspect import Run, opened
 from penstock.cli.options import option
 from penstock.cli.terminal import aligned, print_json, write
 from penstock.cli.train import Settings
+from penstock.cli.units import estimate_text
 
 if TYPE_CHECKING:
     from penstock.inspect import Seen
@@ -47,7 +48,7 @@ def _show(has_seen: "Seen") -> None:
     table = [["", "rows", "targets", "epochs", "of the next epoch"]]
     for each in has_seen.sources:
         share = f"{each.rows_in_last_epoch:,} of {each.rows_in_epoch:,} rows"
-        targets = "?" if each.tokens is None else f"{each.tokens:,}"
+        targets = estimate_text(each.tokens, is_exact=each.tokens_exact)
         table.append([each.source, f"{each.rows:,}", targets, f"{each.epochs:,}", share])
     for row in aligned(table):
         write(row)

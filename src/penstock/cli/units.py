@@ -22,6 +22,17 @@ def count_text(number: float) -> str:
     return _scaled(number, _COUNTS).replace(" ", "")
 
 
+def estimate_text(number: int | None, *, is_exact: bool) -> str:
+    """Return a number with commas; with "about" if it is not exact, and "?" if it is not known.
+
+    >>> estimate_text(1234, is_exact=False)
+    'about 1,234'
+    """
+    if number is None:
+        return "?"
+    return f"{number:,}" if is_exact else f"about {number:,}"
+
+
 def duration_text(seconds: float) -> str:
     """A duration in milliseconds or seconds; from a minute on, as on a clock.
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from penstock.inspect.runs import OpenedRun, RunSteps
-from penstock.inspect.seen import excluded_targets, targets_in
+from penstock.inspect.seen import excluded_targets, targets_exact, targets_in
 from penstock.order.plan import Plan
 from penstock.rows.documents import Documents
 from penstock.rows.packs import Packs
@@ -50,6 +50,9 @@ class SourceForecast:
     """Rows that the run reads; a row counts once for each epoch."""
     run_tokens: int | None
     """Targets in these rows, by the mean of all rows."""
+    tokens_exact: bool
+    """Whether `run_tokens` and `trained_tokens` are exact: all rows have equally many targets, or
+    the run reads whole epochs, and nothing is masked."""
     trained_tokens: int | None
     """Targets that no loss mask excludes, by the mean of the store, and no amendment, exactly."""
     asked: float | None
@@ -166,6 +169,7 @@ def _sources(plan: Plan, steps: RunSteps, num_rows: int) -> tuple[SourceForecast
                 tokens=rows.num_tokens,
                 run_rows=run_rows,
                 run_tokens=tokens,
+                tokens_exact=targets_exact(plan, name, run_rows),
                 trained_tokens=None
                 if tokens is None
                 else max(0, round(tokens * _trained_share(rows)) - excluded.get(name, 0)),

@@ -221,7 +221,8 @@ def make_tree(directory: Path) -> None:
     """Make a directory and its parents, unless they exist.
 
     Raises:
-        StoreError: there is a file of the same name, or a link to a missing place.
+        StoreError: there is a file of the same name, a link to a missing place, or a file system
+            that allows no new directories.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -234,6 +235,11 @@ def make_tree(directory: Path) -> None:
             ) from None
         raise StoreError(
             f"{taken} is a file, and a directory is needed there. Choose a name that is not taken."
+        ) from None
+    except FileNotFoundError as error:  # a file system of the kernel, such as /proc
+        raise StoreError(
+            f"{directory} cannot be made: {error.filename} is in a place where the system allows "
+            "no new directories. Name a directory elsewhere."
         ) from None
 
 

@@ -10,7 +10,7 @@ journal. Slices are sealed in any order, but parts have the order of the slices.
 import logging
 import threading
 
-from penstock.errors import TokenMismatchError
+from penstock.errors import DiskFullError, TokenMismatchError
 from penstock.sources.document import Tally
 from penstock.sources.slices import Slice
 from penstock.store.files import keep_freed_memory
@@ -87,6 +87,8 @@ class Workers:
             # Sealed slices may hold wrong ids too, and the same build with engine="tokenizers"
             # would keep them. So their records are removed.
             self._journal.forget()
+        if isinstance(self._error, DiskFullError):
+            self._error.add_note(self._needed())
         if self._error is not None:
             raise self._error
         self._bad.refuse_bad(self._sealed, ended=True)
@@ -106,6 +108,21 @@ class Workers:
             num_documents=done.tally.documents,
             num_tokens=done.num_tokens,
             num_rejects=done.tally.rejected,
+        )
+
+    def _needed(self) -> str:
+        """Return how much room the store needs, for the error of a full disk."""
+        done = self._done
+        if not done.num_tokens or not done.disk_bytes:
+            return f"The inputs of this store have {self._total_bytes:,} bytes."
+        # The tokens so far, of the bytes that were read so far. Bounds and checksums are small.
+        share = self._total_bytes / min(done.disk_bytes, self._total_bytes)
+        whole = round(done.num_tokens * self._job.tokenizer.dtype.itemsize * share)
+        parts = [part for each in self._sealed.values() for part in each.parts.values()]
+        written = sum(size for part in parts for size, _ in part.files.values())
+        return (
+            f"The whole store needs about {whole:,} bytes, of which {written:,} are written: make "
+            f"room for about {max(0, whole - written):,} more."
         )
 
     def _start_slots(self, runner: Runner, workers: list[threading.Thread]) -> None:

@@ -32,6 +32,12 @@ def known_tokenizer(recorded: "Config") -> "Tokenizer":
             "The store was imported without a tokenizer, so it records none. Give the tokenizer of "
             "its ids each time with tokenizer= (--tokenizer)."
         )
+    if not recorded["digest"]:
+        raise MissingTokenizerError(
+            f"The store was tokenized with {recorded['name']!r:.80} (digest "
+            f"{recorded['canary']:.8}), an object that penstock cannot keep. Pass the same object "
+            "again each time, with tokenizer= in Python; commands cannot load it."
+        )
     added = tuple(recorded.get("added_tokens", ()))
     return _find(recorded["digest"], recorded["name"], added, recorded["vocab_size"])
 
@@ -59,10 +65,11 @@ def tokenizer_of(recorded: "Config", given: object = None) -> "Tokenizer":
         return found
     # A tokenizer without a digest is recognised by its ids of a test text.
     if found.digest != digest or (digest is None and found.canary != recorded["canary"]):
+        recorded_digest, found_digest = digest or recorded["canary"], found.digest or found.canary
         raise StoreError(
-            f"The store was tokenized with {recorded['name']} (digest {str(digest)[:8]}), and "
-            f"{found.name} has the digest {str(found.digest)[:8]}. The same id would mean other "
-            "text. Give the tokenizer of the store with tokenizer=."
+            f"The store was tokenized with {recorded['name']} (digest {recorded_digest[:8]}), and "
+            f"{found.name} has the digest {found_digest[:8]}. The same id would mean other text. "
+            "Give the tokenizer of the store with tokenizer=."
         )
     return found
 
@@ -85,25 +92,22 @@ _gpt2_decoder = lru_cache(maxsize=1)(Gpt2Decoder)
 
 # An error is not cached: the tokenizer may be loaded later.
 @lru_cache(maxsize=8)
-def _find(digest: str | None, name: str, added: tuple[str, ...], vocab_size: int) -> "Tokenizer":
-    # A tokenizer object of the user's own class may have no digest.
-    if digest is not None:
-        if (kept := kept_tokenizer(digest, name)) is not None:
-            from penstock.tokenize.tokenizer import load_tokenizer
+def _find(digest: str, name: str, added: tuple[str, ...], vocab_size: int) -> "Tokenizer":
+    if (kept := kept_tokenizer(digest, name)) is not None:
+        from penstock.tokenize.tokenizer import load_tokenizer
 
-            return load_tokenizer(kept)
-        # The sizes are compared first: the imports and the digest of a vocabulary take 0.2 s.
-        sizes = (_BYTES_SIZE, _GPT2_SIZE)
-        if any(size <= vocab_size <= size + len(added) for size in sizes):
-            with suppress(TokenizerError):  # the recorded tokens cannot be added to it
-                if (bundled := _bundled(digest, added, vocab_size)) is not None:
-                    return bundled
-    which = "no digest" if digest is None else f"digest {digest:.8}"
+        return load_tokenizer(kept)
+    # The sizes are compared first: the imports and the digest of a vocabulary take 0.2 s.
+    sizes = (_BYTES_SIZE, _GPT2_SIZE)
+    if any(size <= vocab_size <= size + len(added) for size in sizes):
+        with suppress(TokenizerError):  # the recorded tokens cannot be added to it
+            if (bundled := _bundled(digest, added, vocab_size)) is not None:
+                return bundled
     raise MissingTokenizerError(
-        f"The store was tokenized with {name!r:.80} ({which}), which is not a bundled tokenizer "
-        "and not one that you loaded before. A name that a store contains is never opened or "
-        "downloaded. Give the tokenizer of the store with tokenizer= (--tokenizer), once: after "
-        "that it is found by its digest."
+        f"The store was tokenized with {name!r:.80} (digest {digest:.8}), which is not a bundled "
+        "tokenizer and not one that you loaded before. A name that a store contains is never "
+        "opened or downloaded. Give the tokenizer of the store with tokenizer= (--tokenizer), "
+        "once: after that it is found by its digest."
     )
 
 
