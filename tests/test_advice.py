@@ -99,6 +99,7 @@ REACHED_FROM = {
     "store": BUILDERS,
     # Nothing else gives these arguments.
     "store.chats:chat_stage": ["build"],
+    "store.chats:columns_of": ["build", "penstock build"],
     "store.existing:_refuse_append": ["build", "penstock build"],
     "store.existing:_refuse_other_split": ["build", "penstock build", "penstock train"],
     "store.job:BuildSettings.__post_init__": ["build", "penstock build"],

@@ -79,7 +79,12 @@ Documents = Annotated[
         "RULE",
     ),
 ]
-Field = Annotated[str, option("JSON field or column with the text; a.b is b in a.", "NAME")]
+Field = Annotated[
+    str,
+    option(
+        "JSON field or column with the text; a.b is b in a. Of chats: PROMPT,COMPLETION.", "NAME"
+    ),
+]
 Errors = Annotated[
     Literal["strict", "replace"],
     option("For documents that are not UTF-8. strict: reject; replace: put U+FFFD in their place."),

@@ -97,7 +97,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
             JSON line or a row of a table is always a document. A separator of letters and digits
             needs "sep:".
         field: The JSON field or table column that holds the text; `a.b` is the field `b` inside
-            `a`.
+            `a`. With `chat`, a column of prompts and one of completions: "question,answer".
         errors: "strict" rejects documents that are not UTF-8, "replace" puts U+FFFD where bytes
             are invalid.
         eos: Whether a document ends with the tokenizer's end token, or the name of the token.
