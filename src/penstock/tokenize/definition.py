@@ -17,7 +17,6 @@ from penstock.errors import MissingTokenizerError, TokenizerError
 from penstock.paths import expand_user
 from penstock.tokenize.gpt2 import data_directory, read_vocab
 from penstock.tokenize.names import HUB_NAME, is_path, last_part
-from penstock.tokenize.screen import MAX_BYTES, screen, usable
 
 Config = dict[str, Any]
 """The parsed JSON of a tokenizer.json, or of one object in it."""
@@ -143,17 +142,16 @@ class Definition:
                 stream.write(contents)
 
 
-def _first_token(step: object) -> str | None:
+def _first_token(step: Config | None) -> str | None:
     """The token that a post-processor of tokenizer.json puts first."""
-    if not isinstance(step, dict):
+    if step is None:
         return None
     if step.get("type") == "Sequence":
         return next(filter(None, map(_first_token, step.get("processors") or [])), None)
     if step.get("type") in ("BertProcessing", "RobertaProcessing"):
         return str(step["cls"][0])
-    first = (step.get("single") or [None])[0] if step.get("type") == "TemplateProcessing" else None
-    found = first.get("SpecialToken") if isinstance(first, dict) else None
-    return str(found["id"]) if found else None
+    first = step["single"][:1] if step.get("type") == "TemplateProcessing" else []
+    return next((each["SpecialToken"]["id"] for each in first if "SpecialToken" in each), None)
 
 
 def _without_defaults(value: object) -> Any:
@@ -284,12 +282,10 @@ def _configured_tokens(file: Path) -> tuple[dict[str, str], list[str]]:
         return {}, []
     try:
         config = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise TokenizerError(f"{file} is not JSON: {error}.") from None
-    config = config if isinstance(config, dict) else {}
     roles = {key: token for key in _ROLES if (token := _token_text(config.get(key))) is not None}
-    more = config.get("additional_special_tokens")
-    found = map(_token_text, more if isinstance(more, list) else [])
+    found = map(_token_text, config.get("additional_special_tokens") or [])
     return roles, [token for token in found if token is not None]
 
 
@@ -302,18 +298,12 @@ def _token_text(token: object) -> str | None:
 def _from_file(
     file: Path, name: str, roles: Mapping[str, str] = {}, more: Sequence[str] = ()
 ) -> Definition:
-    if (size := file.stat().st_size) > MAX_BYTES:
-        raise TokenizerError(
-            f"{name} has {size:,} bytes; a tokenizer.json has at most {MAX_BYTES:,}. Name another."
-        )
     return _from_json(file.read_bytes(), name, roles, more)
 
 
 def _from_json(data: bytes, name: str, roles: Mapping[str, str], more: Sequence[str]) -> Definition:
     try:
         config = json.loads(data)
-    except RecursionError:
-        raise TokenizerError(f"{name} is nested too deep for a tokenizer.json.") from None
     except ValueError as error:
         raise TokenizerError(f"{name} is not a tokenizer.json: {error}.") from None
     return _from_config(config, name, roles, more)
@@ -322,18 +312,19 @@ def _from_json(data: bytes, name: str, roles: Mapping[str, str], more: Sequence[
 def _from_config(
     config: Any, name: str, roles: Mapping[str, str], more: Sequence[str]
 ) -> Definition:
-    screen(config, name)
+    if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
+        raise TokenizerError(
+            f'{name} is JSON but not a tokenizer.json: it has no "model". Files written by '
+            "tokenizers.Tokenizer.save() have one."
+        )
     added = {token["content"] for token in config.get("added_tokens") or []}
-    found = Definition(
+    return Definition(
         name,
         config,
         roles.get("eos_token") or _only_one(added, _COMMON_EOS),
         roles.get("bos_token") or _only_one(added, _COMMON_BOS),
         tuple(dict.fromkeys([*roles.values(), *more])),
     )
-    with usable(name):
-        _first_token(config.get("post_processor"))
-    return found
 
 
 def _only_one(added: set[str], common: Sequence[str]) -> str | None:

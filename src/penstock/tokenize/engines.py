@@ -24,7 +24,6 @@ from penstock.digest import digest_bytes
 from penstock.errors import MissingExtraError, TokenizerError
 from penstock.tokenize.arrow import ArrowTexts
 from penstock.tokenize.definition import Definition
-from penstock.tokenize.screen import without_failures
 from penstock.tokenize.special_tokens import PlainText, load_reference
 
 Encoded = tuple[NDArray[np.uint32], NDArray[np.int64]]
@@ -74,7 +73,6 @@ class TokenizersEngine:
         if self.plain:
             self.plain.tokenizer(())
 
-    @without_failures()
     def encode(self, texts: ArrowTexts) -> Encoded:
         """Ids of `texts`, without the tokens that a post-processor would add around them."""
         strings = [text.decode() for text in texts.to_pylist()]
@@ -86,7 +84,6 @@ class TokenizersEngine:
             self.plain.check(ids)
         return ids, offsets
 
-    @without_failures()
     def splits(self, left: str, right: str) -> bool:
         """Whether the pre-tokenizer splits `left + right` between the two texts.
 
@@ -102,7 +99,6 @@ class TokenizersEngine:
         words = both.word_ids[max(0, len(one.ids) - 1) : len(one.ids) + 1]
         return len(set(words)) == len(words)
 
-    @without_failures()
     def decode(self, ids: NDArray[np.uint32]) -> bytes:
         """The text that `ids` stand for; equal to the original only if the model is reversible."""
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)).encode()

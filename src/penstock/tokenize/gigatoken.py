@@ -31,7 +31,6 @@ from penstock.tokenize.arrow import ArrowTexts, as_texts
 from penstock.tokenize.code_points import cut, find
 from penstock.tokenize.definition import Definition
 from penstock.tokenize.engines import Encoded, TokenizersEngine, offsets_of, text_buffers
-from penstock.tokenize.screen import usable
 from penstock.tokenize.supported import is_byte_level, knows_symbols, may_cut, refusal
 
 EngineChoice = Literal["auto", "gigatoken", "tokenizers"]
@@ -56,13 +55,6 @@ def choose_engine(
     """
     if engine not in ("auto", "gigatoken", "tokenizers"):
         raise TokenizerError(f'engine={engine!r} is not "auto", "gigatoken" or "tokenizers".')
-    with usable(definition.name):
-        return _chosen(definition, engine, parse=parse)
-
-
-def _chosen(
-    definition: Definition, engine: EngineChoice, *, parse: bool
-) -> "GigatokenEngine | TokenizersEngine":
     reason = ""
     if engine != "tokenizers":
         try:
