@@ -194,7 +194,7 @@ def test_engine_gigatoken_refuses_what_is_not_listed(tmp_path):
     config = ids.definition(pre_tokenizer=ids.byte_level(use_regex=False))
     (tmp_path / "tokenizer.json").write_text(json.dumps(config))
 
-    with pytest.raises(TokenizerError, match="pre-tokenizer is not among those"):
+    with pytest.raises(TokenizerError, match="its normalizer or pre-tokenizer is not among"):
         load_tokenizer(tmp_path, engine="gigatoken")
 
 
