@@ -21,9 +21,8 @@ import numpy as np
 import pyarrow as pa
 import tokenizers
 
-from penstock.tokenize.definition import Definition
+from penstock.tokenize.definition import Definition, byte_alphabet
 from penstock.tokenize.gigatoken import GigatokenEngine
-from penstock.tokenize.gpt2 import byte_alphabet
 from penstock.tokenize.supported import PATTERNS
 
 OUTPUT = Path(__file__).parents[1] / "src" / "penstock" / "tokenize" / "code_points.txt"

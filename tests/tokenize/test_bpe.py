@@ -20,7 +20,7 @@ from penstock.tokenize.bpe import (
     is_cut_safe,
     learn_merges,
 )
-from penstock.tokenize.gpt2 import byte_alphabet
+from penstock.tokenize.definition import byte_alphabet
 from penstock.tokenize.train import train_tokenizer
 
 ALPHABET = sorted(byte_alphabet())

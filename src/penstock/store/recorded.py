@@ -21,8 +21,7 @@ from penstock.store.inputs import read_digests, read_stamps, recorded_digest
 from penstock.store.job import BuildSettings, Job
 from penstock.store.manifest import JsonObject, Manifest, shared_settings
 from penstock.store.verify import comparable
-from penstock.tokenize.known import tokenizer_of
-from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer
+from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer, tokenizer_of
 
 if TYPE_CHECKING:
     from penstock.store.chats import ChatStage

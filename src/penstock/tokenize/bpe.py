@@ -40,7 +40,7 @@ from tokenizers import pre_tokenizers
 
 from penstock.ranges import ranges
 from penstock.sources.document import ArrowArray, binary_array, bool_array, text_offsets
-from penstock.tokenize.gpt2 import byte_alphabet
+from penstock.tokenize.definition import byte_alphabet
 
 _LETTER, _DIGIT, _MARK, _APOSTROPHE, _BLANK, _NOT_SPACE = (1 << bit for bit in range(6))
 _PRINTED = _LETTER | _DIGIT | _MARK | _APOSTROPHE

@@ -22,10 +22,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock.digest import digest_bytes
 from penstock.errors import MissingExtraError, TokenizerError
-from penstock.tokenize.arrow import ArrowTexts
 from penstock.tokenize.definition import Definition
 from penstock.tokenize.special_tokens import PlainText, load_reference
 
+ArrowTexts = Any
+"""A `pa.LargeBinaryArray` of documents; `Any`, because pyarrow has no type annotations."""
 Encoded = tuple[NDArray[np.uint32], NDArray[np.int64]]
 """Ids of all documents, concatenated, and the offsets where each document begins and ends."""
 
@@ -125,6 +126,18 @@ class ByteEngine:
             return bytes(ids[ids < 256].astype(np.uint8))
         words = [bytes((each,)) if each < 256 else self._added.get(each, b"") for each in ids]
         return b"".join(words)
+
+
+def as_texts(texts: Sequence[bytes]) -> ArrowTexts:
+    """The texts as an Arrow array."""
+    from penstock.sources.document import binary_array
+
+    return binary_array(texts)
+
+
+def one_text(text: str | bytes) -> ArrowTexts:
+    """An Arrow array with this text alone."""
+    return as_texts([text.encode() if isinstance(text, str) else text])
 
 
 def text_buffers(texts: ArrowTexts) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

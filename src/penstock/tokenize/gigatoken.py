@@ -27,9 +27,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import TokenizerError
-from penstock.tokenize.arrow import ArrowTexts, as_texts
 from penstock.tokenize.definition import Definition
-from penstock.tokenize.engines import Encoded, TokenizersEngine, offsets_of, text_buffers
+from penstock.tokenize.engines import (
+    ArrowTexts,
+    Encoded,
+    TokenizersEngine,
+    as_texts,
+    offsets_of,
+    text_buffers,
+)
 from penstock.tokenize.supported import cut, find, knows_symbols, may_cut, refusal
 
 EngineChoice = Literal["auto", "gigatoken", "tokenizers"]

@@ -35,8 +35,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from penstock.tokenize.definition import Config, Definition
-from penstock.tokenize.gpt2 import byte_alphabet
+from penstock.tokenize.definition import Config, Definition, byte_alphabet
 from penstock.tokenize.special_tokens import merge_pair
 
 VERSIONS = ("0.10.",)

@@ -37,7 +37,6 @@ from penstock.sources.listing import list_files
 from penstock.sources.read import read_slice
 from penstock.sources.settings import ReadSettings, num_cores
 from penstock.sources.slices import cut
-from penstock.tokenize.arrow import ArrowTexts
 from penstock.tokenize.bpe import (
     WordCounts,
     add_counts,
@@ -46,7 +45,8 @@ from penstock.tokenize.bpe import (
     is_cut_safe,
     learn_merges,
 )
-from penstock.tokenize.gpt2 import byte_alphabet
+from penstock.tokenize.definition import byte_alphabet
+from penstock.tokenize.engines import ArrowTexts
 
 _NUM_BYTES = 256
 # A pair that occurs only once in the whole text says nothing about the language.

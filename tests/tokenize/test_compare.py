@@ -11,9 +11,9 @@ import penstock
 from penstock.errors import TokenizerError, TokenMismatchError
 from penstock.sources.document import Batch
 from penstock.sources.settings import Texts
+from penstock.tokenize.compare import SliceSample, compare
 from penstock.tokenize.definition import Definition
 from penstock.tokenize.engines import TokenizersEngine
-from penstock.tokenize.oracle import SliceSample, compare
 from penstock.tokenize.tokenizer import load_tokenizer
 
 
