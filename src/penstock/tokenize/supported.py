@@ -28,7 +28,6 @@ for them must be fast: `find` reads English at about 15 GB/s, gigatoken at 0.2 G
 
 import re
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -121,7 +120,7 @@ def refusal(config: Config, *, parse: bool) -> str | None:
         parse: Whether a special token in a text is parsed as that token.
     """
     # The order matters: the checks of added tokens assume one of the listed models.
-    release = version("gigatoken")
+    release = _release()
     if not release.startswith(VERSIONS):
         return f"gigatoken {release}"
     if not _is_known_model(config["model"]):
@@ -129,6 +128,14 @@ def refusal(config: Config, *, parse: bool) -> str | None:
     if not _is_known_split(config):
         return "its normalizer or pre-tokenizer"
     return None if _has_known_tokens(config, parse=parse) else "one of its added tokens"
+
+
+@cache
+def _release() -> str:
+    # Imported here, because it takes 20 ms: rows without a known tokenizer are shown as ids.
+    from importlib.metadata import version
+
+    return version("gigatoken")
 
 
 def knows_symbols(definition: Definition) -> bool:
