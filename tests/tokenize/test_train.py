@@ -165,10 +165,9 @@ def test_a_vocabulary_without_merges_is_the_bytes(tmp_path):
         ({"vocab_size": 256}, "the 256 bytes and 1 special tokens, which are 257"),
         ({"vocab_size": 9_000}, r"fill a vocabulary of 2\d\d tokens, not 9,000"),
         ({"special_tokens": ["the"]}, "special token 'the' is also the token of the text 'the'"),
-        ({"special_tokens": ["<|a|>", "<|a|>"]}, "'<|a|>' is given twice"),
-        ({"threads": 0}, "threads=0 .* must be at least 1"),
-        ({"special_tokens": ["a"]}, "shorter than two characters"),
-        ({"special_tokens": "<|a|>"}, "is one string; give a list"),
+        ({"special_tokens": ["<|a|>", "<|a|>"]}, "is not a list of different strings"),
+        ({"special_tokens": ["a"]}, "of at least two characters"),
+        ({"special_tokens": "<|a|>"}, "='<|a|>' is not a list"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, options, message):
@@ -191,7 +190,7 @@ def test_a_directory_is_refused_before_anything_is_read(tmp_path, monkeypatch, p
 def test_inputs_without_documents_are_refused(tmp_path):
     with pytest.raises(SourceError, match="no document to learn from"):
         train_tokenizer(ps.Texts([" "]), tmp_path / "t.json", vocab_size=300)
-    with pytest.raises(SourceError, match="max_bytes=0 leaves no text"):
+    with pytest.raises(SourceError, match="no document to learn from"):
         train_tokenizer(ps.Texts(["a"]), tmp_path / "t.json", vocab_size=300, max_bytes=0)
 
 

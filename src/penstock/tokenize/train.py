@@ -22,8 +22,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
-from secrets import token_hex
 from typing import Any, Literal
 
 import numpy as np
@@ -37,6 +35,7 @@ from penstock.sources.listing import list_files
 from penstock.sources.read import read_slice
 from penstock.sources.settings import ReadSettings, num_cores
 from penstock.sources.slices import cut
+from penstock.store.files import write_file
 from penstock.tokenize.bpe import (
     WordCounts,
     add_counts,
@@ -100,23 +99,34 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
         max_bad: How many rejected records to allow: below 1 a share of all records (but ten of at
             least 1,000), else a number.
         overwrite: Replace the file if it exists and has other contents.
-        threads: How many slices of the text are counted at once; by default one per core. It does
-            not change the result.
+        threads: How many threads count words; by default one per core. It does not change the
+            result.
         progress: Called with "reading", the bytes of text read and the bytes of all inputs on disk
             (or `max_bytes`, if that is less); then with "learning", the number of tokens and
             `vocab_size`.
 
     Raises:
         TokenizerError: the vocabulary is too small for the bytes and special tokens, or larger
-            than the text can fill; a special token has fewer than two characters, is given twice,
-            or is also learned as a token of ordinary text; or `path` is a directory, or a
-            file with other contents.
+            than the text can fill; the special tokens are not a list, or one is also learned as
+            a token of ordinary text; or `path` is a directory, or a file with other contents.
         SourceError: an input cannot be read, or too many records are rejected.
     """
     path = expand_user(path)
-    _refuse_path(path)
-    _refuse_special(special_tokens)
-    _refuse_numbers(vocab_size, len(special_tokens), max_bytes, threads)
+    is_string = isinstance(special_tokens, str)
+    if is_string or any(special_tokens.count(each) > 1 or len(each) < 2 for each in special_tokens):
+        raise TokenizerError(
+            f"special_tokens={special_tokens!r} is not a list of different strings of at least two "
+            "characters, such as ['<|endoftext|>']. Texts contain every single character."
+        )
+    least = _NUM_BYTES + len(special_tokens)
+    if vocab_size < least:
+        raise TokenizerError(
+            f"vocab_size={vocab_size:,} has no room for the {_NUM_BYTES} bytes and "
+            f"{len(special_tokens)} special tokens, which are {least:,}. Use a few thousand more."
+        )
+    if path.is_dir():
+        file = path / "tokenizer.json"
+        raise TokenizerError(f"{path} is a directory; name the file to write, such as {file}.")
     # The separators that documents="auto" looks for. "</s>" is not among them: it also is an HTML
     # tag, so text may contain it.
     separators = dict.fromkeys(["<|endoftext|>", *special_tokens])
@@ -136,14 +146,20 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
             f"tokens, not {vocab_size:,}: no other pair of tokens occurs {_MIN_FREQUENCY} times. "
             f"Give more text, or vocab_size={len(tokens)}."
         )
-    _refuse_made(special_tokens, {first + second for first, second in pairs})
+    learned = {first + second for first, second in pairs}
+    if found := next((token for token in special_tokens if token in learned), None):
+        raise TokenizerError(
+            f"The special token {found!r} is also the token of the text {found!r}, so a document "
+            "with this text would contain it. Choose one like '<|endoftext|>'."
+        )
     text = _definition(tokens, pairs, special_tokens)
-    if not overwrite and Path(path).exists() and Path(path).read_bytes() != text.encode():
+    if not overwrite and path.exists() and path.read_bytes() != text.encode():
         raise TokenizerError(
             f"{path} exists already and has other contents. Name another file, or replace it with "
             "overwrite=True (--overwrite)."
         )
-    _write(Path(path), text.encode())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, [text.encode()])
     return TrainedTokenizer(
         path=os.fspath(path),
         vocab_size=vocab_size,
@@ -162,7 +178,7 @@ class _Corpus:
         self.num_documents = self.num_bytes = self.num_rejects = 0
         self._files = files
         self._reading = reading
-        self._limit = max_bytes or math.inf
+        self._limit = math.inf if max_bytes is None else max_bytes
         self._max_bad = max_bad
         self._first_rejects: list[Reject] = []
 
@@ -255,66 +271,3 @@ def _definition(
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([*special_tokens])
     return tokenizer.to_str()
-
-
-def _refuse_made(special_tokens: Sequence[str], made: set[str]) -> None:
-    """Raise if merges turn ordinary text into a special token."""
-    for token in special_tokens:
-        if token in made:
-            raise TokenizerError(
-                f"The special token {token!r} is also the token of the text {token!r}, so a "
-                "document with this text would contain it. Choose one like '<|endoftext|>'."
-            )
-
-
-def _refuse_path(path: str | os.PathLike[str]) -> None:
-    if Path(path).is_dir():
-        file = Path(path) / "tokenizer.json"
-        raise TokenizerError(f"{path} is a directory; name the file to write, such as {file}.")
-
-
-def _refuse_numbers(
-    vocab_size: int, num_special: int, max_bytes: int | None, threads: int | None
-) -> None:
-    least = _NUM_BYTES + num_special
-    if vocab_size < least:
-        raise TokenizerError(
-            f"vocab_size={vocab_size:,} has no room for the {_NUM_BYTES} bytes and "
-            f"{num_special} special tokens, which are {least:,}. Use a few thousand more."
-        )
-    if max_bytes is not None and max_bytes < 1:
-        raise SourceError(f"max_bytes={max_bytes} leaves no text to learn from. Use at least 1.")
-    if threads is not None and threads < 1:
-        raise TokenizerError(f"threads={threads} (--threads) must be at least 1.")
-
-
-def _refuse_special(special_tokens: Sequence[str]) -> None:
-    if isinstance(special_tokens, str):
-        raise TokenizerError(f"special_tokens={special_tokens!r} is one string; give a list.")
-    for number, token in enumerate(special_tokens):
-        if len(token) < 2:
-            raise TokenizerError(
-                f"The special token {token!r} is shorter than two characters, so texts contain it. "
-                "Choose one like '<|endoftext|>'."
-            )
-        if token in special_tokens[:number]:
-            raise TokenizerError(f"The special token {token!r} is given twice.")
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write `data` to `path`, completely or not at all.
-
-    The data is forced to disk before the rename. Otherwise a power failure could leave an empty
-    file under the final name.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{token_hex(4)}.tmp")
-    try:
-        with temporary.open("xb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
