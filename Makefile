@@ -9,7 +9,7 @@ CONSTRAINTS := constraints.txt
 # Hundreds of tests start a fresh interpreter, which compiles all it imports if nothing is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-floors check dist docs bench torture clean
+.PHONY: demo test test-floors check dist docs bench size torture clean
 
 # What a user installs, and what the tests need on top of it.
 $(VENV)/.user: pyproject.toml $(CONSTRAINTS)
@@ -26,6 +26,7 @@ demo: $(VENV)/.user
 
 # make test TESTS=tests/order runs a part of them.
 test: $(VENV)/.dev
+	@$(BIN)/python -c "import os; print(f'The whole suite takes about 8 minutes on 2 quiet cores; this machine has {os.cpu_count()}.', flush=True)"
 	$(PYTEST) $(TESTS)
 
 # The same with the lowest version of each dependency that pyproject.toml declares, in a separate
@@ -85,6 +86,10 @@ bench: .venv-bench/.done
 	.venv-bench/bin/python benchmarks/multiplex.py --render
 	.venv-bench/bin/python benchmarks/streaming.py
 	.venv-bench/bin/python benchmarks/remote.py
+
+# Lines, tokens, files, names and pages, beside their goals; `make size SIZE=record` records lower ones.
+size: $(VENV)/.dev
+	$(BIN)/python tests/size.py $(SIZE)
 
 clean:
 	rm -rf $(VENV) .venv-bench .venv-floors demo stores dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

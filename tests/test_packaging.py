@@ -212,3 +212,14 @@ def test_the_tests_run_on_every_python_that_the_project_declares():
 
     assert matrix["python"] == declared
     assert PROJECT["requires-python"] == f">={declared[0]}"
+
+
+def test_make_test_says_at_its_start_how_long_it_takes(tmp_path):
+    """With a pytest that does nothing, and without setting up the environment again."""
+    programs = f"BIN={Path(sys.executable).parent}"
+    command = ["make", "--old-file", ".venv/.dev", "test", programs, "PYTEST=echo these:"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()[0], done.stdout.splitlines()[-1]
+
+    assert re.search(r"about \d+ minutes on 2 quiet cores; this machine has \d+", first)
+    assert second.strip() == "these:"

@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from importlib import import_module
@@ -230,11 +231,40 @@ def test_the_examples_of_a_page_run_in_order(page, tmp_path):
     assert done.returncode == 0, (tmp_path / "log").read_text()
 
 
-def test_every_block_of_the_readme_is_run_but_the_one_that_installs_penstock():
+def test_every_block_of_the_readme_is_run_but_those_of_a_clone():
     found = blocks(ROOT / "README.md")
 
-    assert {language for _, language, _ in found} == {"python", "sh"}
-    assert [code for mark, _, code in found if mark] == ["pip install penstock\n"]
+    assert {language for _, language, _ in found} == {"", "python", "sh", "text"}
+    assert [code.split()[:2] for mark, _, code in found if mark] == [["pip", "install"]]
+    assert [code.split()[:2] for _, language, code in found if not language] == [["make", "demo"]]
+
+
+def first_block(page):
+    """The first Python block of a page, and the output that the page shows below it."""
+    found = blocks(page)
+    at = [language for _, language, _ in found].index("python")
+    assert found[at + 1][1] == "text"
+    return found[at][2], found[at + 1][2]
+
+
+def test_the_first_block_runs_in_an_empty_folder_and_prints_what_the_readme_shows(tmp_path):
+    code, shown = first_block(ROOT / "README.md")
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    lines, expected = done.stdout.splitlines(), shown.splitlines()
+    assert [line.split("loss")[0] for line in lines] == [line.split("loss")[0] for line in expected]
+    losses = [[float(n) for n in re.findall(r"loss (\S+)", text)] for text in (done.stdout, shown)]
+    assert losses[0] == pytest.approx(losses[1], abs=0.02)  # sums differ by processor
+    assert losses[0][0] > 2 * losses[0][-1]  # it falls
+    assert lines[3:5] == lines[6:]  # the resume repeats the losses to the last digit
+
+
+@pytest.mark.parametrize("page", ["index.md", "quickstart.md"])
+def test_pages_begin_with_the_block_of_the_readme(page):
+    assert first_block(ROOT / "docs" / page) == first_block(ROOT / "README.md")
 
 
 def test_the_first_example_of_the_readme_stands_before_line_25():

@@ -273,6 +273,8 @@ def test_when_finds_a_text_and_says_how_much_of_it_is_seen(run, run_json):
     assert shown.startswith(f"30 matches of 'dogs.', {len(seen)} seen in the run's steps 1 to 5\n")
     assert shown.count(" document ") == 20
     assert "… and 10 more; --json lists them" in shown
+    assert len(seen) < 20
+    assert shown.count("--set training.steps=NUMBER searches more steps\n") == 1
     assert "0 matches of 'no such text'" in run("when", "run", "--text", "no such text").stdout
 
 
@@ -284,7 +286,9 @@ def test_when_names_a_document_that_is_not_seen(run, run_json, option):
     shown = run("when", "run", option, wanted, "--source", "web").stdout
 
     assert f", document {number} of run/stores/web, " in shown
-    assert "\n  not seen in the run's steps 1 to 5; --set training.steps=NUMBER searches" in shown
+    assert shown.endswith(
+        "\n  not seen in the run's steps 1 to 5\n--set training.steps=NUMBER searches more steps\n"
+    )
 
 
 def test_seen_counts_what_a_checkpoint_has_read(run, run_json):
@@ -315,6 +319,33 @@ def test_diff_says_identical_or_what_differs_and_exits_like_diff(run, run_json, 
     assert "positions 4 to 7: the same rows with other tokens" in shown
     assert "The stores of copy are not those that the run has read." in shown
     assert run_json("diff", "run", "copy", code=1)["difference"]["kind"] == "tokens"
+
+
+def test_diff_first_names_the_settings_that_differ(run, run_json, made):
+    shutil.copytree(made / "run", "copy")
+    path = Path("copy/run.json")
+    record = json.loads(path.read_text())
+    record["recipe"]["data"]["seed"] = 3
+    record["recipe"]["data"]["sources"]["web"]["train"] = "\x1b" + "w" * 300
+    del record["recipe"]["training"]["save_every"]
+    path.write_text(json.dumps({**record, "world_size": 2}))
+    before = json.loads((made / "run" / "run.json").read_text())["recipe"]
+    web, saved = before["data"]["sources"]["web"]["train"], before["training"]["save_every"]
+    shown = run("diff", "run", "copy").stdout
+    found = run_json("diff", "run", "copy")["settings"]
+
+    assert "\n  data.seed: 0, 3\n" in shown
+    assert f'\n  data.sources.web.train: "{web}", "\\u001bwww' in shown
+    assert f"\n  training.save_every: {saved}, not set\n" in shown
+    assert "\n  world_size: 1, 2\nidentical for 5 steps (20 rows)\n" in shown
+    assert shown.startswith("settings that differ:\n")
+    assert max(map(len, shown.splitlines())) < 300
+    assert {"name": "data.seed", "values": [0, 3]} in found
+    assert len(found) == 4
+
+    path.unlink()
+    assert run("diff", "run", "copy").stdout == "identical for 5 steps (20 rows)\n"
+    assert run_json("diff", "run", "copy")["settings"] is None
 
 
 @pytest.mark.parametrize(

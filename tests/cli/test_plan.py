@@ -39,3 +39,15 @@ def test_as_json_it_is_what_the_digest_is_taken_of(run_json, recipe):
     assert plan["run_rows"] == 400
     assert [source["name"] for source in plan["sources"]] == ["web", "code"]
     assert len(plan["digest"]) == 64
+
+
+@pytest.mark.parametrize(("layers", "meaning"), [(1, "it would wait"), (48, "it would not wait")])
+def test_the_speed_says_what_it_means_for_this_recipe(invoke, recipe, layers, meaning):
+    model = [f"model.{each}" for each in (f"layers={layers}", "heads=1")]
+    width = "model.width=8" if layers == 1 else "model.width=8192"
+    changes = [word for each in (*model, width) for word in ("--set", each)]
+    shown = invoke("plan", "mix.toml", *changes).stdout
+
+    (line,) = [each for each in shown.splitlines() if each.startswith("speed: ")]
+    assert " tokens/s here; one " in line
+    assert line.endswith(f" for this model, so {meaning} for data")

@@ -183,6 +183,7 @@ def test_runs_of_the_same_recipe_are_identical_on_every_step(here):
 
     assert found.difference is None
     assert (found.identical_steps, found.identical_rows) == ((6, 6), 24)
+    assert found.settings == ()
 
 
 def test_a_changed_token_is_found_with_its_step_row_and_document(here):
@@ -229,6 +230,7 @@ def test_other_orders_lengths_and_batch_sizes_are_compared(here):
     run("seeded", data__seed=9)
     other = compare_runs("run", "seeded")
     assert (other.difference.kind, other.identical_rows) == ("rows", 0)
+    assert [(each.name, each.values) for each in other.settings] == [("data.seed", (0, 9))]
     assert other.difference.num_rows > 0
 
     run("wide", training__batch_size=8, training__steps=2)

@@ -1,5 +1,6 @@
 """`penstock diff`: whether two runs have read the same."""
 
+import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from penstock.inspect import Comparison
     from penstock.inspect.compare import Difference, RowDifference, RowSide
 
+_LONGEST_VALUE = 200
 _FIRST = argument("The directory of a run, or its fingerprints.jsonl.", "RUN_A")
 _SECOND = argument("Another one.", "RUN_B")
 
@@ -24,10 +26,10 @@ def diff_command(
 ) -> None:
     """Compare what two runs have read.
 
-    If they differ, shows the first step that differs, with its rows and documents. Runs on
-    different numbers of processes can be compared, and runs with different batch sizes where both
-    end a step. The exit code is 0 if they are identical as far as both go, 1 if they differ, and 2
-    after an error.
+    First lists the settings that differ. If the rows differ, then shows the first step that
+    differs, with its rows and documents. Runs on different numbers of processes can be compared,
+    and runs with different batch sizes where both end a step. The exit code is 0 if they have read
+    the same as far as both go, 1 if they differ, and 2 after an error.
 
     penstock diff runs/a runs/b
     """
@@ -43,6 +45,11 @@ def diff_command(
 
 
 def _show(found: "Comparison") -> None:
+    if found.settings:
+        write("settings that differ:")
+    for setting in found.settings or ():
+        values = ", ".join(map(_value_text, setting.values))
+        write(visible(f"  {setting.name}: {values}", lines=False))
     one, two = found.num_steps
     same = number_of(found.identical_steps[0], "step")
     if found.difference is None:
@@ -54,6 +61,11 @@ def _show(found: "Comparison") -> None:
         return
     write(f"identical for {same} ({found.identical_rows:,} rows), then they differ")
     _show_difference(found, found.difference)
+
+
+def _value_text(value: object) -> str:
+    text = "not set" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
 
 
 def _show_difference(found: "Comparison", difference: "Difference") -> None:

@@ -83,9 +83,10 @@ def _show(run: "OpenedRun", found: "Forecast") -> None:
     write(f"disk: {disk}; memory to read the data: about {size_text(found.memory_bytes)}")
     if found.speed is not None:
         speed, needed = found.speed.tokens_per_second, found.speed.gpu_tokens_per_second
+        waits = "would wait" if speed < needed else "would not wait"
         write(
-            f"speed: this machine prepares {count_text(speed)} tokens/s; one {found.speed.gpu} at "
-            f"half its peak needs {count_text(needed)}"
+            f"speed: one process reads {count_text(speed)} tokens/s here; one {found.speed.gpu} at "
+            f"half its peak would need {count_text(needed)} for this model, so it {waits} for data"
         )
     for warning in found.warnings:
         console().print(visible(f"warning: {warning}"), style="yellow", soft_wrap=True)

@@ -157,9 +157,11 @@ def _show(
         if sightings:
             _show_sightings(run, sightings)
         else:
-            write(f"  not seen{span}; --set training.steps=NUMBER searches more steps")
+            write(f"  not seen{span}")
     if len(pairs) > _SHOWN_DOCUMENTS:
         write(f"… and {len(pairs) - _SHOWN_DOCUMENTS:,} more; --json lists them")
+    if any(not sightings for _, sightings in pairs):
+        write("--set training.steps=NUMBER searches more steps")
     if more:
         write(f"Only the first {_MOST_MATCHES:,} matches were looked up. Give a longer text.")
 

@@ -24,6 +24,7 @@ from penstock.loader.explain import RowTokenizers
 from penstock.loader.fingerprints import FILE_NAME, LoggedStep, RowReader, read_fingerprints
 from penstock.paths import expand_user
 from penstock.store.reader import TokenStore
+from penstock.train.record import read_record
 
 _MODULUS = 2**64
 _MOST_ROWS = 5
@@ -92,10 +93,23 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class SettingDifference:
+    """A setting that differs between two runs."""
+
+    name: str
+    """As in a recipe and for `--set`: `data.seed`. Or `world_size`, the number of processes, or
+    `global_batch_size`, the rows of a step on all of them."""
+    values: tuple[Any, Any]
+    """The value in each run; None if it is not set."""
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """What two runs have in common."""
 
     runs: tuple[str, str]
+    settings: tuple[SettingDifference, ...] | None
+    """The settings that differ, except the output; None if one run has no run.json with them."""
     num_steps: tuple[int, int]
     """Steps that each run has logged."""
     identical_steps: tuple[int, int]
@@ -150,7 +164,41 @@ def compare_runs(first: str, second: str) -> Comparison:
     names = (first, second)
     counts = (len(logs[0].steps), len(logs[1].steps))
     equal = (logs[0].number_at(same), logs[1].number_at(same))
-    return Comparison(names, counts, equal, same, difference)
+    return Comparison(names, _settings(logs), counts, equal, same, difference)
+
+
+def _settings(logs: tuple[_Logged, _Logged]) -> tuple[SettingDifference, ...] | None:
+    """Return the settings that differ between two runs; None if those of one are not known."""
+    found: list[Json] = []
+    for log in logs:
+        try:
+            record = read_record(log.path)
+        except (PenstockError, OSError):  # the logs of runs can be compared without their settings
+            return None
+        if record.recipe is None:
+            return None
+        settings = {name: each for name, each in record.recipe.items() if name != "output"}
+        steps = {"global_batch_size": record.global_batch_size, "world_size": record.world_size}
+        found.append({**_flat(settings), **steps})
+    one, two = found
+    return tuple(
+        SettingDifference(name, (one.get(name), two.get(name)))
+        for name in dict.fromkeys([*one, *two])
+        if one.get(name) != two.get(name)
+    )
+
+
+def _flat(tables: Json, prefix: str = "") -> Json:
+    """Return the values of nested tables by their dotted names.
+
+    >>> _flat({"data": {"seed": 3, "sources": {"web": {"weight": 1}}}})
+    {'data.seed': 3, 'data.sources.web.weight': 1}
+    """
+    found: Json = {}
+    for name, value in tables.items():
+        is_table = isinstance(value, dict) and value
+        found |= _flat(value, f"{prefix}{name}.") if is_table else {f"{prefix}{name}": value}
+    return found
 
 
 def _read(run: str) -> _Logged:

@@ -198,7 +198,7 @@ class BatchSource:
             sharded: Whether it reads this rank's share of a step, or the whole step.
             epochs: Epochs of one loop; without it, a loop does not end.
         """
-        return Loader(
+        loader: Loader[Any] = Loader(
             self.plan,
             global_batch_size=rows or self.global_batch,
             rank=self.rank if sharded else 0,
@@ -206,6 +206,12 @@ class BatchSource:
             epochs=epochs,
             format=self.format,
         )
+        loader.rank_positions.never()  # the owner of the source compares, once
+        return loader
+
+    def settings(self) -> State:
+        """What determines the order and the steps: the same on all ranks."""
+        return self.loader().shared_settings()
 
     @property
     def cuts(self) -> EpochCuts:

@@ -24,6 +24,7 @@ from penstock.loader.arguments import topology
 from penstock.loader.batch_format import LabelBatch
 from penstock.loader.loader import Loader
 from penstock.loader.packed import check_packed, keep_documents_apart, prepare
+from penstock.loader.rank_positions import RankPositions
 from penstock.order.plan import Plan
 from penstock.ranges import whole_number
 from penstock.rows.documents import Documents
@@ -191,6 +192,7 @@ class StepLoader(DataLoader[LabelBatch]):
             )
         self._steps = _EpochSampler(self.source)
         self._position = 0
+        self._ranks = RankPositions(world_size)
         options.setdefault("generator", torch.Generator())  # leaves the global generator unchanged
         super().__init__(
             StepBatches(self.source),
@@ -209,6 +211,7 @@ class StepLoader(DataLoader[LabelBatch]):
         steps = self._steps
         # Taken before the sampler resets `skipped`, which it does when it yields its first step.
         start, first = steps.start, steps.skipped
+        self._ranks.check(steps.cuts.after(start, first), self.source.settings)
         for number, batch in enumerate(super().__iter__(), start=first + 1):
             # Workers are ahead of this loop, so the position is that of the yielded batches. It
             # is set before the batch is yielded: the caller may save a state right away.
@@ -260,6 +263,7 @@ class StepLoader(DataLoader[LabelBatch]):
         self._steps.set_epoch(position // len(self.source.plan))
         self._steps.skipped = step
         self._position = position
+        self._ranks.moved()
 
 
 class RowsTrainer:

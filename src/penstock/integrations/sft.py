@@ -29,6 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.chat.chat import Chat
 from penstock.errors import ChatError, PlanError, ResumeError
 from penstock.loader.arguments import topology
+from penstock.loader.rank_positions import RankPositions
 from penstock.loader.state import sealed, unsealed
 
 __all__ = ["SFTBatches", "SFTCollate", "sft_data_generator"]
@@ -238,6 +239,7 @@ class SFTBatches:
         self._dataset, self._batch_size, self._device = dataset, batch_size, device
         self._ready: list[Rendered] = []
         self.position = 0
+        self._ranks = RankPositions(self._world_size)
         self.num_untrained = 0
 
     def __repr__(self) -> str:
@@ -254,6 +256,7 @@ class SFTBatches:
         return self
 
     def __next__(self) -> Pair:
+        self._ranks.check(self.position, self._settings)
         # One call renders about 512 conversations, from which the next batches are taken.
         if not self._ready:
             self._ready = self._render_ahead()
@@ -286,6 +289,10 @@ class SFTBatches:
             )
         self.position = saved["position"]
         self._ready = []  # rendered for the old position
+        self._ranks.moved()
+
+    def _settings(self) -> dict[str, object]:
+        return {"num_rows": len(self._dataset), "batch_size": self._batch_size}
 
     def _render_ahead(self) -> list[Rendered]:
         """The next rows of this rank, rendered in one call."""

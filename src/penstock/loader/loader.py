@@ -22,10 +22,11 @@ from penstock.loader.batch_format import BatchFormat
 from penstock.loader.mesh import AnyMesh
 from penstock.loader.packed import check_packed_rows
 from penstock.loader.prefetch import Ahead
+from penstock.loader.rank_positions import RankPositions
 from penstock.loader.read import Assembler
 from penstock.loader.run import AnyPlan, Run
-from penstock.loader.state import State, check_state, identify, write_state
-from penstock.loader.state_prefix import identity_at, position_of
+from penstock.loader.state import State, check_state, identify, shortened, write_state
+from penstock.loader.state_prefix import comparable, identity_at, position_of
 from penstock.rows.protocol import RowsLike
 from penstock.store.files import keep_freed_memory
 from penstock.streaming.plan import StreamedPlan
@@ -145,6 +146,7 @@ class Loader(Generic[Batch]):
         self.plan = plan_of(rows, seed, shuffle)
         self.rank, self.world_size, row_slice = place = place_of(rank, world_size, mesh)
         sizes = batch_sizes(self.plan, batch_size, global_batch_size, self.world_size)
+        self._sizes, self.rank_positions = sizes, RankPositions(self.world_size)
         self.run = Run(
             self.plan, sizes, *place[:2], epochs=epochs, num_steps=steps, drop_last=drop_last
         )
@@ -263,6 +265,8 @@ class Loader(Generic[Batch]):
             reader = self._reader = Ahead(made, self._prefetch) if self._prefetch else None
             blocks = reader or made()
         try:
+            # After the thread was started, which makes batches while this thread waits for ranks.
+            self.rank_positions.check(self.position, self.shared_settings)
             for batches in blocks:
                 for number, each in enumerate(batches):
                     # Before the yield: a state that the loop saves must not repeat this batch.
@@ -288,7 +292,16 @@ class Loader(Generic[Batch]):
         self.fingerprint = made.fingerprint
 
     def seek(self, position: int) -> None:
-        """Go to a position of the global order; the next batch begins there."""
+        """Go to a position of the global order; the next batch begins there.
+
+        Call it on all ranks: in a process group of this loader's size, the next batch raises
+        ResumeError if ranks are at different positions. `load_state_dict` does the same.
+        """
+        self.move(position)
+        self.rank_positions.moved()
+
+    def move(self, position: int) -> None:
+        """Go to a position that does not have to be compared with those of other ranks."""
         position = self.run.checked_position(position)
         self._stop_iterator()  # before the position changes: the thread reads `run`
         self.run.position = position
@@ -301,6 +314,13 @@ class Loader(Generic[Batch]):
     @cached_property
     def _identity(self) -> State | None:
         return None if isinstance(self.plan, StreamedPlan) else identify(self.plan)
+
+    def shared_settings(self) -> State:
+        """Return the settings that must be the same on all ranks."""
+        identity = comparable(self.plan, self._identity)
+        sizes = list(self._sizes.items()) if len(self._sizes) > 1 else self._sizes.get(0)
+        order = {**identity["order"], "global_batch_size": shortened(sizes)}
+        return {**identity, "order": order}
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, on_change: Literal["error", "restart"] = "error"

@@ -55,6 +55,14 @@ def identity_at(plan: AnyPlan, position: int, identity: State | None) -> State:
     return {**identity, "prefix": prefix}
 
 
+def comparable(plan: AnyPlan, identity: State | None) -> State:
+    """Return the part of `identify` that ranks have in common, however much of a store is written.
+
+    Some ranks may read the finished store, and others have opened it before.
+    """
+    return _short(plan) if identity is None or _store_of(plan) is not None else identity
+
+
 def position_of(run: Run, identity: State | None, state: State) -> int:
     """Return the position of a checked state, if it belongs to a run.
 

@@ -82,7 +82,7 @@ class FinalLoss:
             started: When the run began, by `time.perf_counter`.
         """
         assert self._loader is not None  # `is_due` was true
-        self._loader.seek(0)
+        self._loader.move(0)
         vocab_size = self._job.model.vocab_size
         batches = loaders.evaluation_microbatches(self._loader, self._rows, vocab_size)
         found = learner.evaluate(batches, self._stop)

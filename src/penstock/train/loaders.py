@@ -90,7 +90,7 @@ def final_loader(job: TrainingJob, world: World, rows: int) -> Loader[Any] | Non
 def _evaluation_loader(
     plan: Plan, num_rows: int, job: TrainingJob, world: World, rows: int
 ) -> Loader[Any]:
-    return Loader(
+    loader: Loader[Any] = Loader(
         plan,
         # At most `rows` rows for each process, and no more than there are: 10 rows on 4
         # processes are batches of 3 each. drop_last=False pads the last batch with rows whose
@@ -102,6 +102,8 @@ def _evaluation_loader(
         device=world.device,
         drop_last=False,
     )
+    loader.rank_positions.never()  # each evaluation begins at 0, on every process
+    return loader
 
 
 def step_fingerprints(loader: Loader[Any], reader: RowReader) -> list[int]:

@@ -333,7 +333,7 @@ class _Loop:
         if self.val_loader is None:
             self.progress = replace(self.progress, validated=step)
             return
-        self.val_loader.seek(0)
+        self.val_loader.move(0)
         batches = loaders.evaluation_microbatches(self.val_loader, rows, self.job.model.vocab_size)
         # Several processes must stop at the same batch, so these validate to the end.
         found = self.learner.evaluate(batches, self.stop if self.world.size == 1 else None)

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 from penstock.errors import PlanError, ResumeError
 from penstock.integrations.batches import BatchSource, EqualSteps, RankSpan, State, StepBatches
 from penstock.loader.batch_format import LabelBatch, Tensors
+from penstock.loader.rank_positions import RankPositions
 
 _FIELDS = ("data", "batches", "global_batch", "batch_size", "devices")
 
@@ -66,6 +67,7 @@ class TrainerProgress:
         self._begin(source)
 
     def _begin(self, source: BatchSource) -> None:
+        self._ranks = RankPositions(source.world_size)
         # A resumed run may keep the steps of its checkpoint on another number of devices.
         self._source = replace(source, global_batch=self._global_batch(source.world_size))
         self._source.refuse_no_step()
@@ -74,12 +76,17 @@ class TrainerProgress:
             loader.load_state_dict(self._restored["data"], on_change=self._on_change)
             self._position = loader.position
             self._batches = self.yielded = int(self._restored["batches"])
+            self._ranks.moved()
 
     def begin(self) -> int:
         """The position of the next batch."""
         if self.trainer is not None and self.trainer.overfit_batches:
             return 0  # the same batches in every epoch
         return self._position_after(self._trained(before_hooks=False))
+
+    def check_ranks(self, position: int) -> None:
+        """Raise if ranks begin or resume at different positions."""
+        self._ranks.check(position, self.source.settings)
 
     def last_batch(self) -> tuple[int, tuple[int, int]]:
         """Return the number of the batch that was trained last, from 1, and its positions."""
@@ -266,6 +273,7 @@ class TrainingBatches(_SpanBatches):
         source = self._progress.source
         position = self._progress.begin()
         source.refuse_no_step(wait=True)
+        self._progress.check_ranks(position)
         steps = source.steps(position)
         most = len(self) if self._sized and self._progress.trainer is not None else None
         if most is None:
@@ -303,7 +311,7 @@ class TrainingBatches(_SpanBatches):
             # read elsewhere, its position is not that of the next step.
             batch = next(batches, None) if loader.position == position else None
             if batch is None:  # the first step of an epoch, or of this iteration
-                loader.seek(position)
+                loader.move(position)
                 batches = iter(loader)
                 batch = next(batches)
             yield source.finish(batch)

@@ -23,6 +23,7 @@ from penstock.integrations.multiplex.dataset import Examples, MultiplexDataset, 
 from penstock.integrations.multiplex.mixing import Json, Lengths, Mixing, Weights
 from penstock.integrations.multiplex.run import BatchRequest, MultiplexRun, Span, order_settings
 from penstock.loader.dataloader import WorkerOptions
+from penstock.loader.rank_positions import RankPositions
 from penstock.loader.state import combine, of_samples, sealed, shortened, source_keys, unsealed
 from penstock.ranges import whole_number
 
@@ -64,6 +65,7 @@ class MultiplexDataLoader(DataLoader[Any]):
     def __init__(self, dataset: MultiplexDataset, run: MultiplexRun, **options: Any) -> None:
         self._original = run.mixing
         self._run = dataset.run = run
+        self._ranks = RankPositions(run.world_size)
         sampler = _Sampler(dataset)
         # Seeds the workers. Without it, PyTorch would draw from its global generator in every
         # epoch, so loading data would change the dropout of the model.
@@ -173,11 +175,15 @@ class MultiplexDataLoader(DataLoader[Any]):
         changed = state["changed"]
         self._run.mixing = self._original.resumed(changed) if changed else self._original
         self._run.go_to(state["epoch"], state["start"], state["position"])
+        self._ranks.moved()
 
     @cached_property
     def _settings(self) -> Json:
         # Computed once: it reads examples, and a training loop may save the state every step.
         return order_settings(self._original, self._run.shuffle, self.dataset.datasets)
+
+    def _shared_settings(self) -> Json:
+        return {**self._settings, "batch_size": self._run.batch_size}
 
     def _batches(self) -> Iterator[tuple[Any, Span]]:
         """The batches from the current position on, by PyTorch's loop or by our own."""
@@ -194,6 +200,7 @@ class MultiplexDataLoader(DataLoader[Any]):
     ) -> Iterator[Any]:
         """Yield the batches, which are in the order of `mixing`, and move the run forward."""
         run = self._run
+        self._ranks.check(run.position, self._shared_settings)
         while True:
             # Two iterators would both move the position, and a saved state would fit neither.
             if number != run.iterator:
