@@ -13,9 +13,8 @@ import tokenizers
 import penstock
 from penstock.chat.chat import Chat
 from penstock.errors import StoreError, TemplateError, TokenizerError
-from penstock.tokenize.known import _find
 from penstock.tokenize.special_tokens import log_added
-from penstock.tokenize.tokenizer import load_tokenizer
+from penstock.tokenize.tokenizer import _find, load_tokenizer
 
 ROOT = Path(__file__).parent.parent.parent
 TURNS = [

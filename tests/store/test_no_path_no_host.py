@@ -9,7 +9,7 @@ from penstock.errors import MissingTokenizerError, StoreError
 from penstock.sources.settings import Texts
 from penstock.store.manifest import read_manifest, write_manifest
 from penstock.store.reader import TokenStore
-from penstock.tokenize.known import _find
+from penstock.tokenize.tokenizer import _find
 from penstock.tokenize.train import train_tokenizer
 
 TEXTS = ["the cat sat on the mat", "a hat for the cat"] * 40

@@ -30,9 +30,9 @@ from penstock.chat.messages import ANCHOR, ChatText, Span
 from penstock.chat.special_tokens import TokenFinder
 from penstock.errors import TokenizerError
 from penstock.sources.document import binary_array
+from penstock.tokenize.compare import first_difference
 from penstock.tokenize.engines import ByteEngine, Encoded, ObjectEngine, offsets_of
 from penstock.tokenize.gigatoken import GigatokenEngine
-from penstock.tokenize.oracle import first_difference
 from penstock.tokenize.special_tokens import PlainText, load_reference
 from penstock.tokenize.tokenizer import Tokenizer
 

@@ -26,8 +26,8 @@ from penstock.chat.messages import ChatText, JsonObject, Message, Span
 from penstock.digest import digest_json
 from penstock.errors import MissingTemplateError, TemplateError
 from penstock.paths import expand_user
+from penstock.tokenize.definition import is_path, last_part
 from penstock.tokenize.engines import read_attribute
-from penstock.tokenize.names import is_path, last_part
 
 _CHATML_ROLES = ("system", "user", "assistant")
 # The text that a built-in template writes before a conversation, before and after the text of a

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from penstock.inspect import InspectedStep, OpenedRun, Seen
     from penstock.inspect.steps import Segment, StepRow
-    from penstock.tokenize.gpt2 import Decoder
+    from penstock.tokenize.definition import Decoder
 
 Run = Annotated[str, argument("A recipe (.toml), or the directory of a run.", "RECIPE|RUN")]
 TokenizerName = Annotated[

@@ -38,7 +38,7 @@ def train_command(
         option("Stop after this many bytes of text. 100000000 are usually enough.", "BYTES"),
     ] = None,
     threads: Annotated[
-        int | None, option("Slices of the text to count at once. Default: the cores.", "NUMBER")
+        int | None, option("Threads that count words. Default: one per core.", "NUMBER")
     ] = None,
     format: options.Format = "auto",
     documents: options.Documents = "auto",

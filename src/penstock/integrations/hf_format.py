@@ -27,8 +27,7 @@ from penstock.rows.packs import Packs
 from penstock.rows.protocol import Fields, Integers, WrappedRows
 from penstock.rows.tokens import Stream
 from penstock.rows.windows import Windows
-from penstock.tokenize.definition import find_definition
-from penstock.tokenize.gpt2 import byte_alphabet
+from penstock.tokenize.definition import byte_alphabet, find_definition
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -36,7 +36,7 @@ from penstock.store.memory import arrow_from_malloc, num_slots
 from penstock.store.processes import cannot_send
 from penstock.store.slice_work import Advance, MadeSlice, Order, Stopped, Watch
 from penstock.store.threads import Take, ThreadRunner
-from penstock.tokenize.oracle import EncodedSample
+from penstock.tokenize.compare import EncodedSample
 
 # A slice takes seconds, so the nodes that disappear rarely hit one slice twice. A slice whose
 # worker dies this often is itself the reason: it needs too much memory, or crashes a library.

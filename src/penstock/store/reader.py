@@ -293,7 +293,7 @@ class TokenStore:
         ...     store.load_tokenizer().decode(store.tokens(0, 3))
         'To be,'
         """
-        from penstock.tokenize.known import tokenizer_of
+        from penstock.tokenize.tokenizer import tokenizer_of
 
         return tokenizer_of(self.manifest.contents["tokenizer"], tokenizer)
 

@@ -21,7 +21,7 @@ from penstock.store.job import Job
 from penstock.store.journal import SealedSlice
 from penstock.store.manifest import part_file
 from penstock.store.part import Encoded, PartBuilder
-from penstock.tokenize.oracle import EncodedSample, SliceSample, compare
+from penstock.tokenize.compare import EncodedSample, SliceSample, compare
 
 if TYPE_CHECKING:
     from penstock.chat.chat import TurnReport
