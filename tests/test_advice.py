@@ -102,7 +102,7 @@ REACHED_FROM = {
     "store.chats:columns_of": ["build", "penstock build"],
     "store.existing:_refuse_append": ["build", "penstock build"],
     "store.existing:_refuse_other_split": ["build", "penstock build", "penstock train"],
-    "store.job:BuildSettings.__post_init__": ["build", "penstock build"],
+    "options": ["build", "penstock build"],
     "store.memory": ["build", "penstock build"],
     "store.part": ["build", "penstock build"],
     "store.processes": ["build", "penstock build"],

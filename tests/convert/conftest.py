@@ -55,7 +55,7 @@ def chats(tmp_path):
     ]
     path = tmp_path / "chats.jsonl"
     path.write_text("".join(json.dumps({"messages": turns}) + "\n" for _ in range(5)))
-    return ps.build(path, tmp_path / "chats", chat="chatml", add_tokens="auto")
+    return ps.build(path, tmp_path / "chats", chat=ps.Chat("chatml", "gpt2", add_tokens="auto"))
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def random_source(folder, seed):
             texts, rule = ["".join(texts) * 30 + "."], "auto"
         path = folder / "text.txt"
         path.write_text("\n".join(texts))
-        store = ps.build(path, folder / "store", tokenizer="bytes", documents=rule, threads=1)
+        store = ps.build(path, folder / "store", tokenizer="bytes", documents=rule, workers=1)
         return store, [[*text.encode(), 256] for text in texts]
     most = 70_000 if kind == "wide" else 50_000
     documents = [generator.integers(0, most, length).tolist() for length in lengths]

@@ -17,8 +17,8 @@ from penstock.cli.app import app
 from penstock.convert.import_slices import import_slices
 from penstock.convert.source import TokenSource
 from penstock.errors import MissingTokenizerError, StoreError
+from penstock.options import ReadSettings
 from penstock.sources.listing import list_files
-from penstock.sources.settings import ReadSettings
 
 DOCUMENTS = [[1, 2, 3], [], [4] * 700, [5, 6], [], list(range(250)), [9] * 90, []]
 

@@ -51,7 +51,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have no
 
 def test_one_worker_goes_on_while_nobody_waits(long_text, tmp_path, noted):
     with ps.stream(
-        long_text, tmp_path / "store", tokenizer=noted, threads=6, documents="lines"
+        long_text, tmp_path / "store", tokenizer=noted, workers=6, documents="lines"
     ) as streamed:
         while not streamed.sealed:
             time.sleep(0.05)
@@ -64,7 +64,7 @@ def test_one_worker_goes_on_while_nobody_waits(long_text, tmp_path, noted):
 
 def test_all_workers_join_in_when_somebody_waits(long_text, tmp_path, noted):
     with ps.stream(
-        long_text, tmp_path / "store", tokenizer=noted, threads=6, documents="lines"
+        long_text, tmp_path / "store", tokenizer=noted, workers=6, documents="lines"
     ) as streamed:
         num_tokens = sum(len(tokens) for tokens in streamed)
 

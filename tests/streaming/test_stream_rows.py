@@ -57,7 +57,7 @@ def test_two_epochs_are_those_of_the_finished_store(stream, finished, same, kind
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_any_number_of_threads_gives_the_same_rows_each_once(stream, finished, threads):
-    loader = Loader(Windows(stream(threads=threads), 32), 1, epochs=1, format=BatchFormat(ids=True))
+    loader = Loader(Windows(stream(workers=threads), 32), 1, epochs=1, format=BatchFormat(ids=True))
     rows = [(batch["sample"].item(), batch["inputs"].tolist()) for batch in loader]
 
     expected = Windows(finished, 32).read(np.arange(len(rows)))["tokens"]

@@ -22,14 +22,14 @@ from penstock.errors import StoreError, TokenizerError
 from penstock.formats.names import TokenFormat
 from penstock.formats.open import open_tokens
 from penstock.formats.token_files import TokenFiles
-from penstock.sources.settings import ReadSettings
+from penstock.options import BuildOptions
 from penstock.store.build import clean_up
 from penstock.store.commit import commit
 from penstock.store.copies import on_this_machine
 from penstock.store.existing import killed_at_the_end, refuse_foreign
 from penstock.store.files import room_for
 from penstock.store.folders import make_tree
-from penstock.store.job import BuildSettings, Job
+from penstock.store.job import Job
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
 from penstock.store.manifest import FILE_NAME, JsonObject, read_manifest
@@ -153,21 +153,8 @@ def _job(files: TokenFiles, directory: Path) -> Job:
         "inputs": [{"name": name, "bytes": size, "format": files.format, "compression": None}],
         "append": False,
     }
-    settings = BuildSettings(
-        inputs=(),
-        store=directory,
-        tokenizer=used,
-        format="auto",
-        documents="auto",
-        field="text",
-        errors="strict",
-        eos=False,
-        bos=False,
-        special_tokens="text",
-        max_bad=0,
-        threads=None,
-    )
-    return Job(settings, directory, [], ReadSettings(), used, recorded)
+    options = BuildOptions(tokenizer=used, eos=False, max_bad=0)
+    return Job(options, directory, [], used, recorded)
 
 
 def _unknown(vocab_size: int) -> JsonObject:

@@ -237,7 +237,7 @@ class _Child:
         return WorkerError(
             f"A {what} before its part was finished. Linux kills processes when memory runs out. "
             "Finished parts are kept: run the same build again to resume it. To use less memory, "
-            "lower threads= (--threads) of penstock.build."
+            "lower the number in workers= (--workers) of penstock.build."
         )
 
     def claim_loss(self) -> bool:
@@ -282,8 +282,8 @@ def pickled(job: Job) -> bytes:
     """
     if not sys.executable or os.name != "posix":
         raise cannot_send("this Python cannot start processes with pipes")
-    settings = replace(job.settings, inputs=(), tokenizer=None, chat=None, add_tokens=None)
-    job = replace(job, settings=settings, directory=job.directory.absolute())
+    options = replace(job.options, tokenizer=None, chat=None)
+    job = replace(job, options=options, directory=job.directory.absolute())
     try:
         return bytes(_JobPickler.dumps(job))
     except Exception as error:  # an object of the user may raise anything

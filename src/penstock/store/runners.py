@@ -10,6 +10,7 @@ import logging
 from typing import Protocol
 
 from penstock.errors import StoreError
+from penstock.options import parse_workers
 from penstock.sources.slices import NOMINAL_EXPANSION
 from penstock.store.job import Job
 from penstock.store.processes import ProcessRunner
@@ -53,7 +54,7 @@ class Runner(Protocol):
 
 def runner_for(job: Job) -> Runner:
     """The runner that the settings of a build ask for."""
-    workers, num_threads = job.settings.workers, job.num_threads
+    (workers, _), num_threads = parse_workers(job.options.workers), job.num_threads
     if job.live:
         return LiveRunner(job, num_threads)
     if workers.startswith("ray"):
