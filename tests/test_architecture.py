@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "sources": BASE,
     # Files are downloaded by the functions that open other files, and messages hide secrets as
     # those of inputs do.
-    "remote": BASE | {"sources", "store.files", "store.folders", "store.memory"},
+    "remote": BASE | {"sources", "store.files", "store.memory"},
     # Tokenizers are kept in the cache directory, by the functions that write other files.
     "tokenize": BASE | {"sources", "store.files"},
     "chat": BASE | {"sources", "tokenize"},

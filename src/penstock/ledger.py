@@ -26,7 +26,6 @@ from penstock.order.amend import weights_from_json
 from penstock.order.plan import Plan
 from penstock.rows.protocol import Rows
 from penstock.store.files import read_file, sync_directory, write_file
-from penstock.store.folders import open_regular
 
 if sys.platform != "win32":
     import fcntl
@@ -154,7 +153,7 @@ def append_line(path: Path, known: Sequence[LedgerLine], line: LedgerLine) -> No
         LedgerError: another process has added a line, or the file was changed.
     """
     before, after = _to_bytes(known), _to_bytes([*known, line])
-    file = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         if sys.platform != "win32":
             fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed

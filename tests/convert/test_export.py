@@ -9,6 +9,7 @@ from itertools import count
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from penstock.store.files import make_tree
 from typer.testing import CliRunner
 
 import penstock as ps
@@ -18,7 +19,6 @@ from penstock.convert.flat import write_llmc
 from penstock.convert.parquet import write_parquet
 from penstock.convert.source import TokenSource
 from penstock.errors import StoreBusyError, StoreError
-from penstock.store.folders import make_tree
 from penstock.store.lock import locked
 
 FORMATS = ("megatron", "nanogpt", "llmc", "parquet")

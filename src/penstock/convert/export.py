@@ -24,12 +24,13 @@ from penstock.remote.address import StoreUrl
 from penstock.store.beside import made_beside
 from penstock.store.copies import on_this_machine
 from penstock.store.files import (
-    remove_file,
+    empty_directory,
+    make_tree,
+    remove_tree,
     room_for,
     sync_directory,
     write_file,
 )
-from penstock.store.folders import empty_directory, make_tree, remove_tree
 from penstock.store.lock import locked
 from penstock.store.reader import TokenStore
 from penstock.store.sides import open_stores, stores_at
@@ -202,7 +203,7 @@ def _empty(target: Path) -> None:
     """Delete an earlier export; its list of files last, which says that it is one."""
     for path in sorted(target.iterdir(), key=lambda path: path.name == RECORD):
         if path.name != ".lock":
-            remove_file(path)
+            path.unlink()
 
 
 def _write(

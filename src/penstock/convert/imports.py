@@ -27,8 +27,7 @@ from penstock.store.build import clean_up
 from penstock.store.commit import commit
 from penstock.store.copies import on_this_machine
 from penstock.store.existing import killed_at_the_end, refuse_foreign
-from penstock.store.files import room_for
-from penstock.store.folders import make_tree
+from penstock.store.files import make_tree, room_for
 from penstock.store.job import Job
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked

@@ -3,7 +3,6 @@
 Hugging Face datasets reads the file with `load_dataset("parquet", data_files=…)`.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 from penstock.convert.source import TokenSource
 from penstock.errors import StoreError
 from penstock.formats.member import Array, Integers
+from penstock.store.files import sync_file
 
 # Bytes of ids in a row group, which is assembled in memory.
 _GROUP_BYTES = 1 << 24
@@ -28,12 +28,11 @@ def write_parquet(
     columns = {"input_ids": pa.list_(pa.int32())}
     if source.member.has_loss:
         columns["loss_mask"] = pa.list_(pa.uint8())
-    with (directory / f"{side}.parquet").open("xb") as stream:
-        with pq.ParquetWriter(stream, pa.schema(columns)) as writer:
-            for table in _tables(source, group_bytes, pa.schema(columns)):
-                writer.write_table(table)
-        stream.flush()
-        os.fsync(stream.fileno())
+    path = directory / f"{side}.parquet"
+    with path.open("xb") as stream, pq.ParquetWriter(stream, pa.schema(columns)) as writer:
+        for table in _tables(source, group_bytes, pa.schema(columns)):
+            writer.write_table(table)
+    sync_file(path)
 
 
 def _tables(source: TokenSource, group_bytes: int, schema: pa.Schema) -> Iterator[pa.Table]:

@@ -24,7 +24,7 @@ from penstock.formats.index_file import looks_like, read_index
 from penstock.formats.mapped import MappedArray, size_of
 from penstock.formats.sample import spread_blocks
 from penstock.paths import naming
-from penstock.store.files import cache_directory, make_directory, sync_directory, write_file
+from penstock.store.files import cache_directory, sync_directory, write_file
 
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 _AT_ONCE = 1 << 20
@@ -64,8 +64,7 @@ def cached(
     from filelock import FileLock
 
     try:
-        path.parent.parent.mkdir(parents=True, exist_ok=True)
-        make_directory(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
         # fallback_to_soft: without flock, a killed process would leave a marker file for ever.
         lock = FileLock(path.parent / ".lock", thread_local=False, fallback_to_soft=False)
         with lock:

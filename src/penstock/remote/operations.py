@@ -4,7 +4,6 @@ A request that fails is repeated by `penstock.remote.failures`, and not by obsto
 repeat an answer that ends early, and has no deadline for several requests together.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,6 @@ from penstock.errors import RemoteError
 from penstock.paths import redacted
 from penstock.remote.clients import make_client
 from penstock.remote.failures import WrongBytes, ending, retried
-from penstock.store.folders import open_regular
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -112,8 +110,7 @@ def download(place: Place, name: str, path: str, size: int, seconds: float) -> s
     An attempt that fails is continued by the next one where it ended. The caller compares the
     digest: only that shows that all bytes are right.
     """
-    # Not truncated: the cache has reserved the space of the file by its size.
-    client, flags = place.client, os.O_WRONLY | os.O_CREAT
+    client = place.client
     digest = xxhash.xxh3_128()
     done = 0
 
@@ -135,7 +132,9 @@ def download(place: Place, name: str, path: str, size: int, seconds: float) -> s
         stream.truncate(size)
         return str(digest.hexdigest())
 
-    with os.fdopen(open_regular(Path(path), flags), "wb", buffering=0) as stream:
+    # Not truncated: the cache has reserved the space of the file by its size.
+    Path(path).touch()
+    with Path(path).open("r+b", buffering=0) as stream:
         return retried("downloaded", place.shown(name), seconds, attempt)
 
 

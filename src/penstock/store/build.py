@@ -27,7 +27,6 @@ from penstock.store.existing import (
     killed_at_the_end,
 )
 from penstock.store.files import (
-    make_directory,
     remove_temporary,
     room_for,
 )
@@ -197,7 +196,7 @@ def clean_up(job: Job) -> None:
     The caller holds the store's lock.
     """
     for side in filter(None, job.sides):
-        make_directory(job.directory / side)
+        (job.directory / side).mkdir(exist_ok=True)
     for each in {job.directory, *(job.directory / side for side in job.sides)}:
         # The caller holds the lock, so these temporary files belong to writers that were killed.
         remove_temporary(each)

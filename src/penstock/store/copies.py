@@ -9,8 +9,7 @@ import xxhash
 from penstock.errors import MissingStoreError, StoreError
 from penstock.paths import NamedFile
 from penstock.remote.address import StoreUrl, store_path
-from penstock.store.files import remove_file, write_file
-from penstock.store.folders import open_to_read
+from penstock.store.files import write_file
 from penstock.store.parts import REPAIR_ADVICE
 from penstock.store.verify import file_problem
 
@@ -34,11 +33,11 @@ def copy_file(source: Path, target: Path, size: int, digest: str) -> None:
     Raises:
         StoreError: the file has another size or other contents than recorded.
     """
-    if target.is_symlink() or file_problem(target, size, digest) is not None:
+    if file_problem(target, size, digest) is not None:
         with _existing(source, size):
             written = write_file(target, _blocks(source))
         if written != (size, digest):
-            remove_file(target)
+            target.unlink()
             raise _damaged(source, written[1], digest)
 
 
@@ -55,7 +54,7 @@ def read_recorded(path: Path, size: int, digest: str) -> bytes:
 def _existing(path: Path, size: int) -> NamedFile:
     """Open a file that must have the recorded size."""
     try:
-        stream = open_to_read(path)
+        stream = NamedFile(path)
     except FileNotFoundError:
         raise MissingStoreError(f"{path} is missing. {REPAIR_ADVICE}") from None
     found = os.fstat(stream.fileno()).st_size
@@ -68,7 +67,7 @@ def _existing(path: Path, size: int) -> NamedFile:
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    with open_to_read(path) as stream:
+    with NamedFile(path) as stream:
         while block := stream.read(_BLOCK_BYTES):
             yield block
 

@@ -21,14 +21,13 @@ from penstock.store.beside import made_beside, refuse_occupied, remove_others
 from penstock.store.copies import copy_file
 from penstock.store.destination import Destination, in_threads
 from penstock.store.files import (
-    make_directory,
     read_file,
+    rename,
     room_for,
     sync_directory,
     sync_file,
     write_file,
 )
-from penstock.store.folders import opened
 from penstock.store.journal import Journal
 from penstock.store.lock import locked
 from penstock.store.manifest import (
@@ -188,7 +187,7 @@ class _RemoteOrigin:
         return MissingStoreError(f"{self.path} has no {FILE_NAME}, so it is not a store.")
 
     def fetch(self, file: StoredFile, path: Path) -> None:
-        if not path.is_symlink() and file_problem(path, file.size, file.digest) is None:
+        if file_problem(path, file.size, file.digest) is None:
             return
         temporary = path.with_name(f".{path.name}.part")
         for _ in range(_ATTEMPTS):
@@ -202,9 +201,7 @@ class _RemoteOrigin:
                 "damaged, or the network changes bytes."
             )
         sync_file(temporary)
-        with opened(path.parent) as folder:
-            folder.check()
-            folder.rename(temporary.name, path.name)
+        rename(temporary, path)
 
     def send(self, file: StoredFile, remote: Destination) -> None:
         path = remote.staging / file.name.replace("/", "-")
@@ -250,7 +247,7 @@ def _copy_to_directory(
     with made_beside(directory, "copy") as new:
         for side in manifests:
             if side:
-                make_directory(new / side)
+                (new / side).mkdir(exist_ok=True)
             remove_others(new / side, {each.file for each in files if each.side == side})
 
         def fetch(file: StoredFile) -> None:

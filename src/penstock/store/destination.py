@@ -25,8 +25,7 @@ from penstock.errors import MissingStoreError, StoreError, TokenMismatchError
 from penstock.remote import open_objects
 from penstock.remote.address import StoreUrl
 from penstock.store.copies import read_recorded
-from penstock.store.files import cache_directory, make_directory, read_file, remove_file, write_file
-from penstock.store.folders import empty_directory
+from penstock.store.files import cache_directory, empty_directory, read_file, write_file
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.manifest import FILE_NAME, Manifest, parse_manifest, part_file, with_table
 from penstock.store.part import SIDES
@@ -96,7 +95,7 @@ class Destination:
                 self.manifests[side] = data
                 write_file(path, [data])
             elif path.exists():
-                remove_file(path)  # of a commit that was killed before it was sent
+                path.unlink(missing_ok=True)  # of a commit that was killed before it was sent
         self._building = None
         with suppress(MissingStoreError):
             self._building = self._objects.read(_BUILDING)
@@ -121,7 +120,7 @@ class Destination:
     def _parsed(self, side: str, data: bytes) -> Manifest:
         if side:
             # Not before the manifest was read: a build without a split refuses other directories.
-            make_directory(self.staging / side)
+            (self.staging / side).mkdir(exist_ok=True)
         contents = parse_manifest(data, self._url / side)
         fetch_table(self._objects, side, contents, self.staging / side)
         return with_table(contents, self._url / side, self.staging / side)
@@ -224,7 +223,7 @@ class Destination:
         for name, size, digest, side in _objects_of(record):
             path = self.staging / side / name.rpartition("/")[2]
             self.send(name, path, size, digest)
-            remove_file(path)
+            path.unlink(missing_ok=True)
 
     def refuse_deleted(self, done: Sequence[SealedSlice]) -> None:
         """Raise if an object of a sealed part was deleted while other parts were made."""

@@ -18,18 +18,18 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from penstock.errors import DiskFullError
-from penstock.paths import expand_user
+from penstock.errors import DiskFullError, StoreError
+from penstock.paths import NamedFile, expand_user, naming
 from penstock.store.blocks import block_sums
-from penstock.store.folders import Folder, open_to_read, opened, refuse_link
 
 HEADER_BYTES = 128
 # The magic string of NumPy, and version 1.0 of the format.
@@ -71,23 +71,19 @@ def write_file(
         DiskFullError: the disk is full; nothing is left behind.
     """
     # A name that no other writer has, not even a process with the same id on another machine.
-    temporary = f".{path.name}.{os.getpid()}.{os.urandom(6).hex()}.tmp"
-    with opened(path.parent) as folder:
-        # O_EXCL: an existing file is not ours to remove.
-        with room_for(path):
-            file = folder.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        with _removed_on_failure(folder, temporary, path):
-            try:
-                written = _fill(file, pieces, live, sums)
-            finally:
-                os.close(file)  # Windows does not rename open files
-            folder.check()
-            # Atomic: other processes see the old contents or all of the new ones.
-            folder.rename(temporary, path.name)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(6).hex()}.tmp")
+    with _removed_on_failure(temporary, path):
+        # Closed before it is renamed, because Windows does not rename open files.
+        with temporary.open("xb", buffering=0) as file:
+            written = _fill(file, pieces, live, sums)
+        # Atomic: other processes see the old contents or all of the new ones.
+        temporary.replace(path)
     return written
 
 
-def _fill(file: int, pieces: Iterable[Any], live: bool, sums: list[int] | None) -> tuple[int, str]:
+def _fill(
+    file: FileIO, pieces: Iterable[Any], live: bool, sums: list[int] | None
+) -> tuple[int, str]:
     """Write `pieces` to an open file and sync it, unless `live`; returns its size and XXH3-128."""
     digest = xxhash.xxh3_128()
     size = 0
@@ -97,23 +93,35 @@ def _fill(file: int, pieces: Iterable[Any], live: bool, sums: list[int] | None) 
             sums += block_sums(block)
         size += len(block)
         while block:
-            block = block[os.write(file, block) :]
+            block = block[file.write(block) :]
     if not live:
         os.fsync(file)
     return size, digest.hexdigest()
 
 
 @contextmanager
-def _removed_on_failure(folder: Folder, name: str, path: Path) -> Iterator[None]:
-    """Remove a file if the `with` block fails; a full disk raises an error that names `path`."""
+def _removed_on_failure(file: Path, path: Path) -> Iterator[None]:
+    """Remove `file` if the `with` block fails; an error of the system then names `path`.
+
+    The user knows `path`, and not the temporary name under which it is written.
+    """
     try:
         yield
     except BaseException as error:  # also Ctrl-C
-        size = folder.size(name)
-        folder.remove(name)
-        if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
-            raise
-        raise _no_room(error, path, size) from error
+        size = file.stat().st_size if file.exists() else 0
+        file.unlink(missing_ok=True)
+        # The contents may come from another file, whose error names that file. An error without a
+        # number is not the system's.
+        if (
+            isinstance(error, OSError)
+            and not isinstance(error, DiskFullError)
+            and error.errno is not None
+            and error.filename in (None, str(file))
+        ):
+            if error.errno in _NO_ROOM:
+                raise _no_room(error, path, size) from error
+            error.filename, error.filename2 = str(path), None
+        raise
 
 
 @contextmanager
@@ -172,15 +180,15 @@ def _blocks(pieces: Iterable[Any]) -> Iterator[memoryview]:
         yield buffer[:filled]
 
 
-def sync_file(path: Path) -> None:
-    """Sync a file to disk that was written with `live`; if that fails, the file is removed."""
-    with opened(path.parent) as folder, _removed_on_failure(folder, path.name, path):
-        # Opened for writing too: Windows does not sync a file that is open for reading only.
-        file = folder.open(path.name, os.O_RDWR)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)
+def sync_file(path: Path, *, kept: bool = False) -> None:
+    """Sync a file to disk; if that fails, the file is removed, unless it is to be `kept`."""
+    # Opened for writing too: Windows does not sync a file that is open for reading only.
+    with (
+        nullcontext() if kept else _removed_on_failure(path, path),
+        naming(path),
+        path.open("r+b", buffering=0) as file,
+    ):
+        os.fsync(file)
 
 
 def sync_directory(path: Path) -> None:
@@ -188,38 +196,64 @@ def sync_directory(path: Path) -> None:
     if os.name == "nt":  # not possible on Windows, where renames are journalled
         return
     # A rename changes the directory and not the file, so syncing the file is not enough.
-    with opened(path) as folder:
-        assert folder.descriptor is not None  # None on Windows only
-        os.fsync(folder.descriptor)
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        with naming(path):
+            os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
-def create_file(path: Path) -> None:
-    """Make a new, empty file; one that exists is replaced, because it may be a link."""
-    with opened(path.parent) as folder:
-        folder.remove(path.name)
-        os.close(folder.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+def rename(source: Path, target: Path) -> None:
+    """Give a file or directory another name, on disk; a file of that name is replaced."""
+    source.replace(target)
+    sync_directory(target.parent)
 
 
-def remove_file(path: Path) -> None:
-    """Remove a file, if there is one; of a link, the link itself."""
-    with opened(path.parent) as folder:
-        folder.remove(path.name)
-
-
-def make_directory(path: Path) -> None:
-    """Make a directory inside a directory that penstock writes, unless there is one.
+def make_tree(directory: Path) -> None:
+    """Make a directory and its parents, unless they exist.
 
     Raises:
-        StoreError: it is a link to another place.
+        StoreError: there is a file of the same name, a link to a missing place, or a file system
+            that allows no new directories.
     """
-    with opened(path.parent) as folder:
-        folder.make(path.name)
-    refuse_link(path)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        taken = next(each for each in (directory, *directory.parents) if os.path.lexists(each))
+        if taken.is_symlink() and not taken.exists():
+            raise StoreError(
+                f"{taken} is a link to {taken.readlink()}, which does not exist. Make that "
+                "directory, or delete the link."
+            ) from None
+        raise StoreError(
+            f"{taken} is a file, and a directory is needed there. Choose a name that is not taken."
+        ) from None
+    except FileNotFoundError as error:  # a file system of the kernel, such as /proc
+        raise StoreError(
+            f"{directory} cannot be made: {error.filename} is in a place where the system allows "
+            "no new directories. Name a directory elsewhere."
+        ) from None
+
+
+def remove_tree(directory: Path) -> None:
+    """Delete a directory and everything in it."""
+    with naming(directory):
+        shutil.rmtree(directory)
+
+
+def empty_directory(directory: Path) -> None:
+    """Delete everything in a directory, except its lock file; the caller holds the lock."""
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            remove_tree(path)
+        elif path.name != ".lock":
+            path.unlink()
 
 
 def read_file(path: Path) -> bytes:
-    """The contents of a regular file; see `penstock.store.folders.open_to_read`."""
-    with open_to_read(path) as stream:
+    """The contents of a file."""
+    with NamedFile(path) as stream:
         return stream.read()
 
 
@@ -236,13 +270,13 @@ def cache_directory() -> Path:
 def remove_temporary(directory: Path, process: int | None = None) -> None:
     """Remove the temporary files of killed writers, or of one; the caller holds the lock."""
     for path in directory.glob(".*.tmp" if process is None else f".*.{process}.*.tmp"):
-        remove_file(path)
+        path.unlink(missing_ok=True)
 
 
 def digest_file(path: Path) -> str:
     """XXH3-128 of a file's contents."""
     digest = xxhash.xxh3_128()
-    with open_to_read(path) as stream:
+    with NamedFile(path) as stream:
         while block := stream.read(_BLOCK_BYTES):
             digest.update(block)
     return str(digest.hexdigest())

@@ -28,7 +28,7 @@ from penstock.sources.read import read_slice
 from penstock.sources.settings import Texts
 from penstock.sources.slices import Slice, cut
 from penstock.store.cuts import cut_safety
-from penstock.store.folders import make_tree
+from penstock.store.files import make_tree
 from penstock.store.manifest import JsonObject
 from penstock.store.part import SIDES, Split, parse_split
 from penstock.store.verify import recorded_names

@@ -31,7 +31,7 @@ from pathlib import Path
 from penstock.digest import canonical_json, checked_json, digest_json, parse_checked
 from penstock.errors import StoreError
 from penstock.sources.document import Reject, Tally
-from penstock.store.files import create_file, read_file, remove_file, sync_directory, write_file
+from penstock.store.files import read_file, sync_directory, write_file
 from penstock.store.manifest import FILE_NAME, JsonObject, PartRecord
 from penstock.store.verify import differences
 
@@ -141,7 +141,7 @@ class Journal:
         if self.begun(settings) is None:
             self.forget()  # records without settings: a build was killed while it removed them
             self.record(settings, num_builds)
-        remove_file(self._failed)
+        self._failed.unlink(missing_ok=True)
         return self.sealed(remove=True)
 
     def sealed(self, *, remove: bool = False) -> list[SealedSlice]:
@@ -157,7 +157,7 @@ class Journal:
             except ValueError as error:
                 if remove:
                     _log.warning("%s is damaged: %s. Its slice is made again.", path, error)
-                    remove_file(path)
+                    path.unlink(missing_ok=True)
         return found
 
     def _parse(self, path: Path, data: bytes) -> SealedSlice:
@@ -195,8 +195,8 @@ class Journal:
         write_file(self._path("slice", record.number), [self._record_bytes(record)])
         sync_directory(self._directory)
         # Removed only now: a reader that finds no `.ready` file must find the record.
-        remove_file(self._path("ready", record.number))
-        remove_file(self._path("many", record.number))
+        self._path("ready", record.number).unlink(missing_ok=True)
+        self._path("many", record.number).unlink(missing_ok=True)
 
     def announce(self, record: SealedSlice) -> None:
         """Write the record of a slice whose parts can be read, but may not be on disk yet."""
@@ -225,7 +225,7 @@ class Journal:
     def announce_many(self, number: int) -> None:
         """Announce that a slice in progress has more than `MANY_TOKENS` tokens."""
         with suppress(OSError):
-            create_file(self._path("many", number))
+            self._path("many", number).touch()
 
     def num_coming(self, number: int) -> int:
         """How many tokens a slice in progress has at least."""
@@ -234,7 +234,7 @@ class Journal:
     def await_readers(self) -> None:
         """Create the file that waiting readers touch."""
         with suppress(OSError):
-            create_file(self._awaited)
+            self._awaited.touch()
 
     def ask(self) -> None:
         """Signal that a reader waits; without a running build this has no effect."""
@@ -257,7 +257,7 @@ class Journal:
         """Record that the build failed, so that the next one may have other settings."""
         # StoreError: the directory belongs to another build now.
         with suppress(OSError, StoreError):
-            create_file(self._failed)
+            self._failed.touch()
 
     def failed(self, settings: JsonObject) -> bool:
         """Whether the unfinished build failed, and `settings` are not the ones it had."""
@@ -267,10 +267,10 @@ class Journal:
     def end(self) -> None:
         """Remove the journal of a build whose manifest is written."""
         self.forget()
-        remove_file(self._awaited)
-        remove_file(self._failed)
+        self._awaited.unlink(missing_ok=True)
+        self._failed.unlink(missing_ok=True)
         # Removed last: while this file exists, the next build sees that this one may be incomplete.
-        remove_file(self._settings)
+        self._settings.unlink(missing_ok=True)
 
     def forget(self, number: int | None = None) -> None:
         """Remove the record of a slice, or of all slices, so that they are made again."""
@@ -278,7 +278,7 @@ class Journal:
         which = "*" if number is None else f"{number:06d}"
         for pattern in (f".slice-{which}.json", f".ready-{which}.json", f".many-{which}"):
             for path in self._directory.glob(pattern):
-                remove_file(path)
+                path.unlink(missing_ok=True)
 
 
 @cache

@@ -9,15 +9,9 @@ that is being written would contain a lock file.
 
 The lock is the kernel's (`flock`, taken by filelock). The kernel releases it when the process that
 holds it ends for any reason, so nothing has to be cleaned up after a kill.
-
-A lock belongs to a file and not to a name. If somebody deletes the lock file, or the whole
-directory around it, another process can lock a new file of the same name. So the holder looks
-before each rename whether the name still leads to the file that it has locked, and the path of the
-store to the directory that it writes (see `penstock.store.folders`).
 """
 
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,7 +21,6 @@ from filelock import FileLock, Timeout
 from penstock.errors import StoreBusyError, StoreError
 from penstock.paths import naming
 from penstock.store.files import read_file
-from penstock.store.folders import claimed
 
 # Not 0: while its holder removes a lock, the lock still looks held for one attempt.
 _WAIT_SECONDS = 0.04
@@ -50,17 +43,14 @@ def lock_holder(directory: Path) -> str:
     """The process id that is written in the lock of `directory`; "" if there is none."""
     path = lock_path(directory)
     try:
-        return "" if path.is_symlink() else read_file(path)[:32].decode(errors="replace").strip()
-    except (OSError, StoreError):
+        return read_file(path)[:32].decode(errors="replace").strip()
+    except OSError:
         return ""
 
 
 @contextmanager
 def locked(directory: Path, wait: float = _WAIT_SECONDS) -> Iterator[None]:
     """Hold the writer's lock of `directory` during a `with` block.
-
-    Files are written in `directory` only while the block holds the lock, and while the path names
-    the same directory as at the beginning; see `penstock.store.folders.claimed`.
 
     A forked child does not hold it: filelock closes the child's copy of the descriptor.
 
@@ -70,22 +60,29 @@ def locked(directory: Path, wait: float = _WAIT_SECONDS) -> Iterator[None]:
 
     Raises:
         StoreBusyError: another process, or another thread of this one, holds the lock.
-        StoreError: the lock file is a link to another file.
+        StoreError: a directory that the block uses was deleted.
         OSError: the file system is read-only or has no locks.
     """
     path = lock_path(directory)
     (lock, descriptor), process = _acquired(path, directory, wait), os.getpid()
     try:
-        with claimed(directory, lambda: _is_named(descriptor, path)):
-            yield
+        yield
+    except FileNotFoundError as error:
+        used = (directory, Path(error.filename or directory).parent)
+        deleted = [each for each in used if not each.exists()]
+        # An error without a number is not the system's, and has a message of its own.
+        if error.errno is None or not deleted:
+            raise
+        raise StoreError(
+            f"{deleted[0]} was deleted while it was in use, so this process stops. Run this again."
+        ) from error
     finally:
         if os.getpid() == process:  # a forked child must not remove the lock of its parent
             # The file is removed while it is still locked. A process that waits for this file
             # finds, once it gets the lock, that the name is gone, and starts again (see
-            # `_acquired`). Another process may lock a new file at once: this one writes no more.
+            # `_acquired`).
             with suppress(OSError):  # Windows does not remove open files
-                # Not if it was deleted before: then this may be the lock of another process.
-                if _is_named(descriptor, path) and path.lstat().st_nlink == 1:
+                if _is_named(descriptor, path):
                     path.unlink()
             lock.release()
 
@@ -111,11 +108,6 @@ def _acquired(path: Path, directory: Path, wait: float) -> tuple[FileLock, int]:
         The lock, and the descriptor of its file.
     """
     while True:
-        if path.is_symlink():  # filelock refuses it too, with an error that does not say why
-            raise StoreError(
-                f"{path} is a link to another file, but the lock must be a regular file. "
-                "Delete the link and run this again."
-            )
         descriptors: list[int] = []
         # fallback_to_soft: without flock, filelock would use a marker file, which a killed
         # process leaves behind for ever.
@@ -134,11 +126,8 @@ def _acquired(path: Path, directory: Path, wait: float) -> tuple[FileLock, int]:
             raise _busy(directory) from None
         if _is_named(descriptors[0], path):
             with suppress(OSError):  # if the disk is full, the first real write reports that
-                found = os.fstat(descriptors[0])
-                # Not into a file with several names: one of them may be a file of the user.
-                if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
-                    os.ftruncate(descriptors[0], 0)
-                    os.write(descriptors[0], f"{os.getpid()}\n".encode())
+                os.ftruncate(descriptors[0], 0)
+                os.write(descriptors[0], f"{os.getpid()}\n".encode())
             return lock, descriptors[0]
         lock.release()  # the last holder removed this file after we opened it
 
@@ -148,6 +137,6 @@ def _is_named(descriptor: int, path: Path) -> bool:
 
     Its number of links does not show that: NFS renames an open file instead of removing it.
     """
-    with suppress(FileNotFoundError, NotADirectoryError), naming(path):
-        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), path.stat())
     return False

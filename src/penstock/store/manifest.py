@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from penstock.digest import digest_bytes
 from penstock.errors import MissingStoreError, StoreError
-from penstock.paths import naming
+from penstock.paths import NamedFile, naming
 from penstock.ranges import Integers
 from penstock.remote.address import StorePath
 from penstock.store.blocks import BLOCK_BYTES
@@ -46,11 +46,9 @@ from penstock.store.files import (
     HEADER_BYTES,
     header,
     read_file,
-    remove_file,
     sync_directory,
     write_file,
 )
-from penstock.store.folders import open_to_read
 
 JsonObject = dict[str, Any]
 """A JSON object; its values are checked where they are read from a file."""
@@ -402,7 +400,7 @@ def remove_old_tables(directory: Path) -> None:
     for path in directory.glob("parts-*.npy"):
         if path.name != table_file(needed["sha256"]):
             with suppress(PermissionError):  # Windows does not remove a file that is mapped
-                remove_file(path)
+                path.unlink(missing_ok=True)
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -466,7 +464,7 @@ def with_table(contents: JsonObject, path: StorePath, tables: Path) -> Manifest:
     table = tables / table_file(entry["sha256"])
     advice = "It lists the parts of the store. Copy it from a good store, or build the store again."
     try:
-        opened = open_to_read(table)
+        opened = NamedFile(table)
     except FileNotFoundError:
         raise MissingStoreError(f"{table} is missing. {advice}") from None
     with opened as stream, naming(table):

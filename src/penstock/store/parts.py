@@ -43,7 +43,6 @@ from penstock.store.blocks import (
     num_blocks,
 )
 from penstock.store.files import HEADER_BYTES, array_layout, header
-from penstock.store.folders import open_to_read
 from penstock.store.manifest import CHECKED_KINDS, Manifest, PartRecord, exact_sum, part_file
 from penstock.store.maps import MappedFile, Maps, explained, files_at_once, keep_newest
 
@@ -279,7 +278,7 @@ class PartFiles:
         assert isinstance(opened, Path)  # files of a URL are opened by the subclass
         if not opened.exists():
             raise MissingStoreError(f"{path} is missing. {REPAIR_ADVICE}")
-        stream = open_to_read(opened)
+        stream = NamedFile(opened)
         try:
             with naming(str(path)):
                 size = os.fstat(stream.fileno()).st_size

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.errors import StoreError
-from penstock.store.files import sync_directory, write_file
-from penstock.store.folders import remove_tree
+from penstock.store.files import remove_tree, sync_directory, write_file
 from penstock.store.inputs import reject_lines
 from penstock.store.job import Job, Report
 from penstock.store.journal import Journal
