@@ -403,7 +403,7 @@ def test_many_threads_and_much_text_are_needed_to_use_processes_by_default(
 
 def test_an_unknown_kind_of_workers_is_refused(mixed, tmp_path):
     with pytest.raises(
-        StoreError, match=r'workers=\'gpus\' \(--workers\) is not .*threads:N, processes:N'
+        StoreError, match=r"workers=\'gpus\' \(--workers\) is not .*threads:N, processes:N"
     ):
         penstock.build(mixed, tmp_path / "store", workers="gpus")
 

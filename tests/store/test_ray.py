@@ -560,9 +560,7 @@ def test_tasks_in_flight_are_bounded_by_cores(task):
 
 
 def test_workers_with_another_name_are_refused(inputs, tmp_path):
-    with pytest.raises(
-        StoreError, match=r"workers='dask' \(--workers\) is not .*ray://HOST:PORT"
-    ):
+    with pytest.raises(StoreError, match=r"workers='dask' \(--workers\) is not .*ray://HOST:PORT"):
         penstock.build(inputs, tmp_path / "store", workers="dask")
 
 

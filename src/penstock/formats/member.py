@@ -57,11 +57,6 @@ class Member(Protocol):
         ...
 
     @property
-    def num_coming(self) -> int:
-        """The next part has at least this many tokens; 0 if the member is sealed."""
-        ...
-
-    @property
     def is_remote(self) -> bool:
         """Whether files are downloaded when they are first used."""
         ...
@@ -116,7 +111,6 @@ class LocalTokens:
 
     path: object
     sealed = True
-    num_coming = 0
     is_remote = False
     has_documents = False
     has_loss = False

@@ -91,11 +91,6 @@ class Stream:
         return int(self.ends[-1]) if len(self.ends) else 0
 
     @property
-    def known_tokens(self) -> int:
-        """Ids in all pieces, plus the ids that the next part of the store is known to have."""
-        return self.num_tokens + sum(member.num_coming for member in self.members)
-
-    @property
     def digest(self) -> str:
         """A digest of the members' digests, in order."""
         return digest_json([member.digest for member in self.members])
