@@ -56,10 +56,6 @@ class ThreadRunner:
         write_parts(done)
         return sync_parts(done)
 
-    def add_threads(self, number: int) -> None:
-        """Let more slices be tokenized at once."""
-        self._tokenizing.release(number)
-
     def tick(self) -> None:
         """Nothing to do."""
 
