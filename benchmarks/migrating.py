@@ -40,10 +40,18 @@ transformers.AutoTokenizer.from_pretrained = lambda name: hf_tokenizer(name)
 import transformers
 transformers.AutoTokenizer.from_pretrained = lambda name: hf_tokenizer(name)
 """,
-    "LitData": 'ps.export_tokens(store, "litdata", to="litdata")',
+    "LitData": """
+from litdata.streaming.item_loader import TokensLoader
+from litdata.streaming.writer import BinaryWriter
+Path("litdata").mkdir()
+writer = BinaryWriter("litdata", chunk_bytes="64MB", item_loader=TokensLoader())
+for number in range(len(store)):
+    writer[number] = torch.from_numpy(store.document(number).astype(np.int32))
+writer.done()
+writer.merge()
+""",
     # `import streaming` imports torchvision, whose wheels need a torch with CUDA.
     "MosaicML Streaming": """
-ps.export_tokens(store, "mds", to="mds")
 spec = importlib.machinery.PathFinder.find_spec(
     "streaming", [each for each in sys.path if not each.endswith("benchmarks")]
 )
@@ -54,6 +62,9 @@ package.__path__, package.__spec__ = list(spec.submodule_search_locations), spec
 sys.modules["streaming"] = package
 import streaming.base
 package.StreamingDataset = streaming.base.StreamingDataset
+with streaming.base.MDSWriter(out="mds", columns={"tokens": "ndarray:uint16"}) as writer:
+    for number in range(len(store)):
+        writer.write({"tokens": np.array(store.document(number), np.uint16)})
 """,
     "Megatron-LM": 'ps.export_tokens(store, "megatron", to="megatron")',
     "OLMo": """
@@ -193,7 +204,8 @@ def sections():
         blocks = re.findall(pattern, body, re.M | re.S)
         before = [code for mark, code in blocks if mark]
         if before:
-            found[title] = before[0], next(code for mark, code in blocks if not mark)
+            # Where the files are made by another tool, the code after is marked too.
+            found[title] = before[0], next((code for mark, code in blocks if not mark), before[-1])
     return start, found
 
 

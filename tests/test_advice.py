@@ -56,7 +56,7 @@ REACHED_FROM = {
     "cli.tasks": ["penstock build"],
     "cli.fetch": ["penstock fetch"],
     "cli.inspect": ["penstock inspect"],
-    "cli.report": ["penstock report", "penstock serve"],
+    "cli.report": ["penstock report"],
     "cli.when": ["penstock when"],
     "cli.fetch:_next": ["penstock build"],  # pieces of that command
     "cli.token_files": ["penstock info", "penstock decode", "penstock verify"],
@@ -91,7 +91,6 @@ REACHED_FROM = {
     "loader.dataloader:as_dataloader": ["as_dataloader", "Loader"],
     "order": ["Plan"],
     "order.amend": ["Plan.amend"],
-    "order.budget": ["Budget"],
     "order.steps": ["Loader"],
     "preprocess:main": ["python -m penstock.preprocess"],
     "recipe": ["penstock train"],

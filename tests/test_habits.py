@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock import Budget, Chat, Documents, Loader, Packs, Plan, Texts, Windows, build
+from penstock import Chat, Documents, Loader, Packs, Plan, Texts, Windows, build
 from penstock.catalog import ARCDataLoader, GSM8KDataLoader, MMLUDataLoader
 from penstock.errors import (
     ChatError,
@@ -73,13 +73,6 @@ def test_a_list_of_weights_is_refused_in_words(store):
 
     with pytest.raises(PlanError, match=r"weights=\[0.5, 0.5\] must be a dict"):
         Plan(rows, weights=[0.5, 0.5])
-
-
-def test_a_budget_takes_documents_without_a_plan(store):
-    rows = Documents(store, 64)
-    direct, planned = (Loader(Budget(each, 1024), epochs=1) for each in (rows, Plan(rows)))
-
-    assert direct.state_dict() == planned.state_dict()
 
 
 def test_text_with_the_suffix_of_records_is_read_as_text_with_a_warning(tmp_path):
@@ -283,7 +276,7 @@ def shown_objects(store, path):
         ARCDataLoader(),
         GSM8KDataLoader(),
         MMLUDataLoader("anatomy"),
-        *(rows, Plan(rows), Loader(rows, 4), Budget(Documents(store, 64), 512), store),
+        *(rows, Plan(rows), Loader(rows, 4), store),
     ]
 
 
@@ -297,7 +290,7 @@ def test_what_users_make_is_shown_in_one_line_that_says_what_it_holds(store, tmp
         assert text.startswith(f"{type(each).__name__}(")
         assert "\n" not in text
         assert any(character.isdigit() for character in text) or "split" in text, text
-        assert str(each) == text or isinstance(each, Plan | Budget)
+        assert str(each) == text or isinstance(each, Plan)
 
 
 # What users only subclass, and what `penstock train` makes for itself.
@@ -394,7 +387,7 @@ def test_a_loader_warns_of_documents_that_are_cut(store):
         Loader(Transformed(rows, TokenDropout(0.1)), 4, format="hf")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Loader(Budget(plan, tokens=256))  # the plan has warned already
+        Loader(plan, 4)  # the plan has warned already
         Loader(Documents(store, 20, overflow="split"), 4)
         Loader(Documents(store, 256), 4)
 
@@ -472,7 +465,6 @@ def test_a_mixture_in_the_wrong_place_is_sent_to_plan(store, make):
         (lambda rows: Loader(rows, {0: 8}), "batch_size={0: 8}"),
         (lambda rows: Loader(rows, 4, steps=1.5), "steps=1.5"),
         (lambda rows: Loader(rows, 4).seek(1.0), "position=1.0"),
-        (lambda rows: Budget(Plan(rows), tokens=1e6), "tokens=1000000.0"),
     ],
 )
 def test_an_argument_that_is_not_a_whole_number_is_named(store, make, name):

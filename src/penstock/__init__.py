@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from penstock.formats.open import open_tokens as open_tokens
     from penstock.formats.token_files import TokenFiles as TokenFiles
     from penstock.loader.loader import Loader as Loader
-    from penstock.order.budget import Budget as Budget
     from penstock.order.plan import Plan as Plan
     from penstock.rows.documents import Documents as Documents
     from penstock.rows.packs import Packs as Packs
@@ -48,7 +47,6 @@ else:
             "formats.open": "open_tokens",
             "formats.token_files": "TokenFiles",
             "loader.loader": "Loader",
-            "order.budget": "Budget",
             "order.plan": "Plan",
             "rows.documents": "Documents",
             "rows.packs": "Packs",

@@ -1,4 +1,4 @@
-"""`penstock report` and `penstock serve` on the command line."""
+"""`penstock report` on the command line."""
 
 import numpy as np
 import pytest
@@ -32,16 +32,14 @@ def test_token_files_without_a_header_are_reported_with_their_options(invoke, tm
     assert "<dd>900</dd>" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("command", ["report", "serve"])
-def test_a_setting_of_a_recipe_is_refused_for_a_store(invoke, store, command):
-    found = invoke(command, "store", "--set", "training.steps=1", code=2)
+def test_a_setting_of_a_recipe_is_refused_for_a_store(invoke, store):
+    found = invoke("report", "store", "--set", "training.steps=1", code=2)
 
     assert "store is not a recipe or a run" in " ".join(found.stderr.replace("│", "").split())
 
 
-@pytest.mark.parametrize("command", ["report", "serve"])
-def test_a_source_that_does_not_exist_is_named(invoke, command):
-    found = invoke(command, "nothing", code=1)
+def test_a_source_that_does_not_exist_is_named(invoke):
+    found = invoke("report", "nothing", code=1)
 
     assert "MissingStoreError" in found.stderr
     assert "nothing" in found.stderr

@@ -9,11 +9,9 @@ vocabularies. Shards are made small, so that a corpus has several of them.
 """
 
 import argparse
-import importlib.machinery
 import shutil
 import sys
 import tempfile
-import types
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -26,12 +24,10 @@ import numpy as np
 
 import penstock as ps
 from penstock.convert.flat import write_llmc
-from penstock.convert.litdata import write_litdata
-from penstock.convert.mds import write_mds
 from penstock.sources.slices import cut
 
-FORMATS = ("megatron", "nanogpt", "llmc", "mds", "litdata", "datatrove", "parquet")
-PACKAGES = ("megatron-core", "mosaicml-streaming", "litdata", "datatrove", "datasets", "pyarrow")
+FORMATS = ("megatron", "nanogpt", "llmc", "parquet")
+PACKAGES = ("megatron-core", "datasets", "pyarrow")
 
 
 def make_small():
@@ -39,12 +35,10 @@ def make_small():
     warnings.simplefilter("ignore")
     cut.__kwdefaults__["slice_bytes"] = 1_500
     write_llmc.__defaults__ = (300,)
-    write_mds.__defaults__ = (2_500,)
-    write_litdata.__defaults__ = (1_000,)
 
 
 def random_source(folder, seed):
-    """Return a store or token files, the documents in them and the loss mask of each."""
+    """Return a store or token files, and the documents in them."""
     generator = np.random.default_rng(seed)
     lengths = generator.integers(0, 90, generator.integers(1, 40)) * generator.integers(0, 2)
     lengths += generator.integers(0, 9, len(lengths))
@@ -58,30 +52,16 @@ def random_source(folder, seed):
         path = folder / "text.txt"
         path.write_text("\n".join(texts))
         store = ps.build(path, folder / "store", tokenizer="bytes", documents=rule, threads=1)
-        return store, [[*text.encode(), 256] for text in texts], None
+        return store, [[*text.encode(), 256] for text in texts]
     most = 70_000 if kind == "wide" else 50_000
     documents = [generator.integers(0, most, length).tolist() for length in lengths]
     flat = np.concatenate([np.array(each, "<u4") for each in documents])
     flat.astype("<u4" if kind == "wide" else "<u2").tofile(folder / "x.ds")
     np.cumsum(lengths).astype("<u8").tofile(folder / "x.ds.index")
-    mask = None
     if kind == "masked":
-        mask = generator.integers(0, 2, len(flat)).astype("u1")
-        mask.tofile(folder / "x.ds.loss")
+        generator.integers(0, 2, len(flat)).astype("u1").tofile(folder / "x.ds.loss")
     opened = ps.open_tokens(folder / "x.ds", format="datatrove", vocab_size=most)
-    return opened, documents, mask
-
-
-def streaming_base():
-    """Import `streaming.base` without `streaming`, which imports torchvision."""
-    if "streaming" not in sys.modules:
-        spec = importlib.machinery.PathFinder.find_spec("streaming", sys.path)
-        package = types.ModuleType("streaming")
-        package.__path__, package.__spec__ = list(spec.submodule_search_locations), spec
-        sys.modules["streaming"] = package
-    import streaming.base
-
-    return streaming.base
+    return opened, documents
 
 
 def read_megatron(folder, source):
@@ -112,36 +92,6 @@ def read_llmc(folder, source):
     return [tokens], False
 
 
-def read_mds(folder, source):
-    base = streaming_base()
-    base.util.clean_stale_shared_memory()
-    found = base.StreamingDataset(local=str(folder), shuffle=False, batch_size=1)
-    documents = [found[number]["tokens"].tolist() for number in range(len(found))]
-    del found
-    return documents, True
-
-
-def read_litdata(folder, source):
-    from litdata import StreamingDataset
-    from litdata.streaming.item_loader import TokensLoader
-
-    found = StreamingDataset(str(folder), item_loader=TokensLoader(block_size=1), shuffle=False)
-    return [[int(each) for row in found for each in row]], False
-
-
-def read_datatrove(folder, source):
-    from datatrove.pipeline.tokens.merger import load_doc_ends
-    from datatrove.utils.dataset import DatatroveFileDataset
-
-    path = str(folder / "train.ds")
-    size = 2 if source.vocab_size <= 65_536 else 4
-    found = DatatroveFileDataset(path, seq_len=0, token_size=size)
-    tokens = [int(found[number]["input_ids"][0]) for number in range(len(found))]
-    with Path(f"{path}.index").open("rb") as stream:
-        ends = [int(each) for each in load_doc_ends(stream)]
-    return [tokens[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)], True
-
-
 def read_parquet(folder, source):
     from datasets import disable_progress_bars, load_dataset
 
@@ -163,7 +113,7 @@ def compare(to, seed):
     """Export one corpus, and compare; returns the number of files, 0 if it does not fit."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        source, documents, mask = random_source(folder, seed)
+        source, documents = random_source(folder, seed)
         target = folder / "out"
         try:
             files = ps.export_tokens(source, target, to=to, drop_loss_mask=True)
@@ -172,12 +122,8 @@ def compare(to, seed):
                 raise AssertionError(f"{to}, corpus {seed} was refused") from error
             return 0
         found, has_documents = READERS[to](target, source)
-        if to == "mds":  # MDSWriter refuses to write empty documents
-            documents = [each for each in documents if each]
         expected = documents if has_documents else [list(chain.from_iterable(documents))]
         assert found == expected, (to, seed)
-        if to == "datatrove" and mask is not None:
-            assert np.fromfile(target / "train.ds.loss", "u1").tolist() == mask.tolist()
         # The same source gives the same bytes.
         ps.export_tokens(source, folder / "again", to=to, drop_loss_mask=True)
         for path in target.rglob("*"):

@@ -4,7 +4,7 @@ import json
 import resource
 import shutil
 from contextlib import ExitStack
-from itertools import count, pairwise
+from itertools import count
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,71 +15,24 @@ import penstock as ps
 from penstock.cli.app import app
 from penstock.convert import export
 from penstock.convert.flat import write_llmc
-from penstock.convert.litdata import write_litdata
-from penstock.convert.mds import write_mds
 from penstock.convert.parquet import write_parquet
 from penstock.convert.source import TokenSource
 from penstock.errors import StoreBusyError, StoreError
 from penstock.store.folders import make_tree
 from penstock.store.lock import locked
 
-FORMATS = ("megatron", "nanogpt", "llmc", "mds", "litdata", "datatrove", "parquet")
+FORMATS = ("megatron", "nanogpt", "llmc", "parquet")
 
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
     """A corpus of a few kilobytes has several shards."""
     monkeypatch.setattr(write_llmc, "__defaults__", (1_000,))
-    monkeypatch.setattr(write_mds, "__defaults__", (3_000,))
-    monkeypatch.setattr(write_litdata, "__defaults__", (3_000,))
     monkeypatch.setattr(write_parquet, "__defaults__", (3_000,))
-
-
-def read_mds(folder):
-    """Read each sample by the offsets of its shard, as the description of MDS says."""
-    index = json.loads((folder / "index.json").read_text())
-    for shard in index["shards"]:
-        data = (folder / shard["raw_data"]["basename"]).read_bytes()
-        assert len(data) == shard["raw_data"]["bytes"]
-        (count,) = np.frombuffer(data, "<u4", 1)
-        assert count == shard["samples"]
-        offsets = np.frombuffer(data, "<u4", count + 1, 4).tolist()
-        assert json.loads(data[4 + 4 * (count + 1) : offsets[0]])["column_names"] == ["tokens"]
-        dtype = shard["column_encodings"][0].partition(":")[2]
-        for start, stop in pairwise(offsets):
-            (size,) = np.frombuffer(data, "<u4", 1, start)
-            assert size == stop - start - 4
-            width = 1 << (data[start + 4] & 3)
-            assert data[start + 4] >> 2 == 1
-            begin = start + 5 + width
-            length = int.from_bytes(data[start + 5 : begin], "little")
-            yield np.frombuffer(data, dtype, length, begin).tolist()
-            assert begin + length * np.dtype(dtype).itemsize == stop
-
-
-def read_litdata(folder):
-    """Read each item by the offsets of its chunk, as LitData's writer describes it."""
-    index = json.loads((folder / "index.json").read_text())
-    assert index["config"]["data_format"] == ["no_header_tensor:16"]
-    for chunk in index["chunks"]:
-        data = (folder / chunk["filename"]).read_bytes()
-        count, *offsets = np.frombuffer(data, "<u4", chunk["chunk_size"] + 2).tolist()
-        assert (count, len(data), offsets[-1]) == (
-            len(offsets) - 1,
-            chunk["chunk_bytes"],
-            len(data),
-        )
-        assert len(data) - offsets[0] == 4 * chunk["dim"]
-        for start, stop in pairwise(offsets):
-            yield np.frombuffer(data[start:stop], "<i4").tolist()
 
 
 def read_back(folder, to, vocab_size):
     """Return the documents of an export; a format without documents has one."""
-    if to == "mds":
-        return list(read_mds(folder))
-    if to == "litdata":
-        return list(read_litdata(folder))
     if to == "parquet":
         return pq.read_table(folder / "train.parquet")["input_ids"].to_pylist()
     if to in ("nanogpt", "llmc"):
@@ -89,8 +42,7 @@ def read_back(folder, to, vocab_size):
             for each in sorted(folder.glob("*.bin"))
         ]
         return [[id for each in opened for id in each.part_ids(0).tolist()]]
-    path = folder / {"megatron": "train", "datatrove": "train.ds"}[to]
-    return [each.tolist() for each in ps.open_tokens(path, vocab_size=vocab_size)]
+    return [each.tolist() for each in ps.open_tokens(folder / "train", vocab_size=vocab_size)]
 
 
 def whole_documents(store):
@@ -118,7 +70,7 @@ def check_export(source, folder, to, documents):
 def test_an_export_of_a_store_of_several_parts_has_its_tokens_and_documents(to, store, tmp_path):
     files = check_export(store, tmp_path / "out", to, whole_documents(store))
 
-    assert len(files) > 2 or to not in ("llmc", "mds", "litdata")
+    assert len(files) > 2 or to != "llmc"
 
 
 @pytest.mark.parametrize("to", FORMATS)
@@ -132,9 +84,7 @@ def test_empty_documents_of_token_files_are_kept_where_the_format_has_them(
 ):
     documents = [[], [1, 2, 3], [], [], list(range(300)), [7], []]
 
-    # MDSWriter refuses to write them.
-    kept = [each for each in documents if each] if to == "mds" else documents
-    check_export(write_files(documents, vocab_size=300), tmp_path / "out", to, kept)
+    check_export(write_files(documents, vocab_size=300), tmp_path / "out", to, documents)
 
 
 @pytest.mark.parametrize("to", [to for to in FORMATS if to != "nanogpt"])
@@ -167,9 +117,6 @@ def test_both_sides_of_a_split_are_exported(to, tmp_path):
     names = {str(path.relative_to(tmp_path / "out")) for path in files}
     assert any("train" in name for name in names)
     assert any("val" in name for name in names)
-    if to == "mds":
-        sides = ps.TokenStore(tmp_path / "store" / "val")
-        assert [*read_mds(tmp_path / "out" / "val")] == [each.tolist() for each in sides]
 
 
 def test_nanogpt_holds_no_ids_beyond_uint16(write_files, tmp_path):
@@ -192,15 +139,13 @@ def test_ids_beyond_the_vocabulary_are_refused(tmp_path):
 
 
 def test_a_loss_mask_is_kept_or_refused(chats, tmp_path):
-    for to in ("datatrove", "parquet"):
-        ps.export_tokens(chats, tmp_path / to, to=to)
-    opened = ps.open_tokens(tmp_path / "datatrove" / "train.ds")
+    ps.export_tokens(chats, tmp_path / "parquet", to="parquet")
     mask = chats.part_array(0, "loss")
     rows = pq.read_table(tmp_path / "parquet" / "train.parquet")["loss_mask"].to_pylist()
 
-    assert opened.part_loss(0).tolist() == mask.tolist() == [bit for row in rows for bit in row]
+    assert mask.tolist() == [bit for row in rows for bit in row]
     assert 0 < mask.sum() < len(mask)
-    for to in ("megatron", "nanogpt", "llmc", "mds", "litdata"):
+    for to in ("megatron", "nanogpt", "llmc"):
         with pytest.raises(StoreError, match="has a loss mask, and files of the format"):
             ps.export_tokens(chats, tmp_path / to, to=to)
         assert ps.export_tokens(chats, tmp_path / to, to=to, drop_loss_mask=True)
@@ -217,12 +162,12 @@ def test_nothing_is_exported_without_tokens(tmp_path):
     empty = ps.open_tokens(np.zeros(0, np.uint16))
 
     with pytest.raises(StoreError, match="holds no tokens, so there is nothing to export"):
-        ps.export_tokens(empty, tmp_path / "out", to="mds")
+        ps.export_tokens(empty, tmp_path / "out", to="llmc")
 
 
 def test_an_export_is_replaced_only_if_asked(store, tmp_path):
     out = tmp_path / "out"
-    ps.export_tokens(store, out, to="mds")
+    ps.export_tokens(store, out, to="llmc")
 
     with pytest.raises(StoreError, match="holds an export already"):
         ps.export_tokens(store, out, to="megatron")
@@ -256,9 +201,9 @@ def test_documents_that_a_format_cannot_count_are_refused(tmp_path):
         stream.truncate(2 * 2**31)
     files = ps.open_tokens(path, format="nanogpt", vocab_size=10)
 
-    for to, most in (("megatron", "2,147,483,647"), ("mds", "4 GiB"), ("litdata", "4 GiB")):
-        with pytest.raises(StoreError, match=f"a document of 2,147,483,648 tokens, and .*{most}"):
-            ps.export_tokens(files, tmp_path / "out", to=to)
+    message = "a document of 2,147,483,648 tokens, and .*2,147,483,647"
+    with pytest.raises(StoreError, match=message):
+        ps.export_tokens(files, tmp_path / "out", to="megatron")
 
 
 def test_groups_of_documents_fit_and_cover_all(write_files):
@@ -298,7 +243,7 @@ def test_a_failed_export_removes_only_the_directory_that_it_made(tmp_path):
 
     for name in ("out", "empty"):
         with pytest.raises(StoreError, match="does not fit the int32 ids"):
-            ps.export_tokens(files, tmp_path / name, to="litdata")
+            ps.export_tokens(files, tmp_path / name, to="megatron")
     assert [*tmp_path.iterdir()] == [tmp_path / "empty"]
 
 
@@ -351,7 +296,7 @@ def test_a_loss_mask_that_excludes_nothing_is_no_reason_to_refuse_an_export(tmp_
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.torture)])
-@pytest.mark.parametrize("to", ["mds", "megatron"])
+@pytest.mark.parametrize("to", ["llmc", "megatron"])
 def test_a_killed_export_leaves_all_files_or_none(to, every, store, tmp_path, killed, sums):
     """And the same call then writes all of them."""
     clean, out = tmp_path / "clean", tmp_path / "out"
@@ -377,7 +322,7 @@ def test_a_killed_export_leaves_all_files_or_none(to, every, store, tmp_path, ki
 
 def test_progress_counts_tokens(store, tmp_path):
     seen = []
-    ps.export_tokens(store, tmp_path / "out", to="mds", progress=lambda *now: seen.append(now))
+    ps.export_tokens(store, tmp_path / "out", to="llmc", progress=lambda *now: seen.append(now))
 
     assert seen == sorted(seen)
     assert seen[-1] == (store.num_tokens, store.num_tokens)
@@ -399,13 +344,11 @@ def test_the_command_exports_stores_and_token_files(store, tmp_path):
     assert run(store.path, "--to", "nanogpt", "-o", tmp_path / "a").exit_code == 1
 
 
-@pytest.mark.parametrize("to", ["mds", "litdata", "parquet"])
 @pytest.mark.parametrize("name", ["store", "one_document"])
-def test_exports_are_opened_and_imported_again(name, to, tmp_path, request):
+def test_exports_are_opened_and_imported_again(name, tmp_path, request):
     source, folder = request.getfixturevalue(name), tmp_path / "out"
-    ps.export_tokens(source, folder, to=to)
-    path = folder / "train.parquet" if to == "parquet" else folder
-    opened = ps.open_tokens(path, tokenizer="bytes")
+    ps.export_tokens(source, folder, to="parquet")
+    opened = ps.open_tokens(folder / "train.parquet", tokenizer="bytes")
     imported = ps.import_tokens(opened, tmp_path / "imported")
 
     assert [each.tolist() for each in opened] == whole_documents(source)
@@ -419,10 +362,3 @@ def test_the_loss_mask_of_parquet_is_opened_and_imported_again(chats, tmp_path):
 
     mask = chats.part_array(0, "loss").tolist()
     assert opened.part_loss(0).tolist() == imported.part_array(0, "loss").tolist() == mask
-
-
-def test_empty_documents_of_litdata_are_opened_again(write_files, tmp_path):
-    documents = [[], [1, 2, 3], [], list(range(300)), []]
-    ps.export_tokens(write_files(documents, vocab_size=300), tmp_path / "out", to="litdata")
-
-    assert [each.tolist() for each in ps.open_tokens(tmp_path / "out", vocab_size=300)] == documents

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.errors import PlanError, ResumeError
+from penstock.errors import ResumeError
 from penstock.inspect import RunSteps, find_documents, seen, when
 from penstock.inspect.documents import document_span
 from penstock.inspect.seen import excluded_targets
@@ -203,13 +203,6 @@ def test_seen_counts_skipped_rows_to_the_epoch_and_not_to_the_rows(mixture):
     assert seen(amended, steps, 5) == seen(mixture, steps, 5)
     assert after.rows == before.rows - 9
     assert after.rows_in_last_epoch == before.rows_in_last_epoch
-
-
-def test_a_budget_of_an_amended_plan_is_refused(stores):
-    plan = ps.Plan(ps.Documents(stores["lines"], LENGTH))
-
-    with pytest.raises(PlanError, match=r"amended from position 8: skips 2 rows.*a batch size"):
-        ps.Budget(plan.amend(8, skip=2), 256)
 
 
 def excluding(rows, document, position=0):

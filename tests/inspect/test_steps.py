@@ -166,13 +166,13 @@ def test_steps_that_a_run_does_not_have_are_refused_in_words(stores):
         inspect_step(plan, RunSteps(None, edges=[0, 8]), 2)
 
 
-def test_steps_of_a_loader_are_numbered_from_0_and_budgets_are_shown_too(stores):
-    budget = ps.Budget(ps.Plan(ps.Documents(stores["lines"], LENGTH)), 256)
-    loader = ps.Loader(budget, format=BatchFormat(ids=True), epochs=1)
+def test_steps_of_a_loader_are_numbered_from_0(stores):
+    plan = ps.Plan(ps.Documents(stores["lines"], LENGTH))
+    loader = ps.Loader(plan, 8, format=BatchFormat(ids=True), epochs=1)
     steps = RunSteps.of(loader)
-    found = inspect_step(budget, steps, 2)
+    found = inspect_step(plan, steps, 2)
 
-    assert [row.sample for row in found.rows] == loader[2]["sample"].tolist()[: len(found.rows)]
+    assert [row.sample for row in found.rows] == loader[2]["sample"].tolist()
     assert steps.last == len(loader) - 1
     assert [steps.at(each) for each in range(*found.positions)] == [2] * len(found.rows)
 

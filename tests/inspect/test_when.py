@@ -125,12 +125,6 @@ def test_when_counts_the_tokens_of_a_document_in_each_row(stores):
         when(plan, steps, found)
 
 
-def test_documents_of_budgets_are_found(stores):
-    budget = ps.Budget(ps.Plan(ps.Documents(stores["lines"], LENGTH)), 256)
-
-    check_when(budget, RunSteps(budget.steps()), 2 * len(budget))
-
-
 def test_a_file_of_two_sources_is_found_in_both_and_one_can_be_chosen(stores):
     rows = {"a": ps.Windows(stores["lines"], LENGTH), "b": ps.Packs(stores["lines"], LENGTH)}
     plan = ps.Plan(rows, weights={"a": 1, "b": 1})

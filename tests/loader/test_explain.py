@@ -73,16 +73,6 @@ def test_each_rank_explains_its_rows(store):
     assert sorted(positions) == [row.position for row in one.explain(1).rows]
 
 
-def test_batches_of_a_budget_are_explained_too(store):
-    loader = ps.Loader(ps.Budget(ps.Plan(ps.Documents(store, 32)), 512), format="narrow")
-    tokens, explained = loader[4]["tokens"], loader.explain(4)
-
-    assert len(explained.rows) == len(tokens)
-    for ids, row in zip(tokens.tolist(), explained.rows, strict=True):
-        assert ids[: len(row.tokens)] == row.tokens.tolist()
-        assert row.origins == loader.plan.origins(row.position)
-
-
 def test_rows_without_a_tokenizer_are_explained_by_their_ids(tmp_path, numbered):
     np.save(tmp_path / "ids.npy", np.arange(97, 97 + 20, dtype=np.uint16))
     loader = ps.Loader(ps.Windows(tmp_path / "ids.npy", 4), 1, shuffle="none")
@@ -137,8 +127,6 @@ def test_repr_of_a_loader_says_where_it_is(store, numbered):
     assert repr(ps.Loader(numbered(10), 2)).endswith("; at step 0, position 0)")
     growing = ps.Loader(numbered(100), global_batch_size={0: 2, 8: 4})
     assert "; global batches of a varying number of rows, " in repr(growing)
-    budget = ps.Budget(ps.Plan(ps.Documents(store, 32)), 512)
-    assert repr(ps.Loader(budget)).startswith("Loader(Budget(512 tokens a batch")
 
 
 def test_notebooks_show_a_tree_of_a_plan_and_a_table_of_a_store(store, tmp_path):

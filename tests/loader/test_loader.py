@@ -522,7 +522,6 @@ WEIGHTED = {"weights": {"data": 1}}
     ("settings", "message"),
     [
         ({"fields": "tuple", "ids": True}, "ids=True adds named fields, which a tuple does not"),
-        ({"fields": "narrow", "lengths": {0: 8}}, "so lengths={0: 8} cannot cut them."),
         ({"fingerprint": "text"}, "fingerprint='text' is not \"samples\" or"),
     ],
 )
@@ -566,11 +565,6 @@ def test_a_format_refuses_settings_that_contradict_each_other(settings, message)
         (
             {"batch_size": 4, "format": "jax"},
             'format=\'jax\' is not "dict", "tuple", "hf" or "narrow".',
-        ),
-        (
-            {"batch_size": 4, "format": BatchFormat(lengths={0: 5})},
-            "lengths={0: 5}: rows of 16 tokens cannot be cut into equal rows of 5 tokens from "
-            "position 0 on. Use a length that divides 16.",
         ),
     ],
 )

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-import penstock
 from penstock.errors import PlanError
 from penstock.loader import BatchFormat
 from penstock.loader.dataloader import log_fingerprints
@@ -442,28 +441,3 @@ def test_random_runs_read_what_a_list_of_positions_says(numbered):
 def test_very_many_random_runs_read_what_a_list_of_positions_says(numbered):
     for seed in range(1_000, 21_000):
         check_run(numbered, seed)
-
-
-@pytest.fixture
-def documents(tmp_path):
-    texts = ["x" * (number * 37 % 60 + 1) for number in range(237)]
-    return penstock.build(penstock.Texts(texts), tmp_path / "documents", tokenizer="bytes")
-
-
-@pytest.mark.parametrize("shuffle", ["full", "none"])
-def test_a_budget_of_tokens_has_loops_too(documents, shuffle):
-    plan = Plan(penstock.Documents(documents, 64), seed=3, shuffle=shuffle)
-    budget = penstock.Budget(plan, 640, window=96)
-    loader = Loader(budget, epochs=1, format=BatchFormat(ids=True))
-    loops = [samples(loader) for _ in range(3)]
-
-    assert [sorted(loop) for loop in loops] == [list(range(237))] * 3
-    assert (loops[0] == loops[1] == loops[2]) == (shuffle == "none")
-    assert_resumable(
-        lambda **where: Loader(
-            penstock.Budget(plan, 1_280, window=96), epochs=1, format=BatchFormat(ids=True), **where
-        ),
-        world_sizes=(1, 2),
-        steps=60,
-        stops=range(0, 24, 3),
-    )

@@ -51,7 +51,7 @@ def ranks(rows, world_size, prefetch=0, **settings):
             "format": BatchFormat(fingerprint="tokens"),
         },
         {"steps": 12, "shuffle": "part", "format": BatchFormat(ids=True)},
-        {"format": BatchFormat(fields="hf", lengths={0: 16, 60: 64})},
+        {"format": "hf"},
         {"format": "tuple"},
         {"format": "narrow"},
     ],

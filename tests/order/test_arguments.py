@@ -67,28 +67,15 @@ REFUSED = {
         {"schedule": {10: WEB_CODE}},
         "The first stage begins at 10; it must begin at position 0.",
     ),
-    "no beginning, without weights": (
-        {"schedule": {10: ["web"]}},
-        "The first stage begins at 10; it must begin at position 0.",
-    ),
     "a stage before the first": (
         {"weights": WEB_CODE, "schedule": {-10: WEB_CODE}},
         "A stage that begins at -10 cannot follow one that begins at 0: each must begin later "
         "than the one before it, and below 2^62.",
     ),
-    "weights here and names there": (
+    "a stage without weights": (
         {"weights": WEB_CODE, "schedule": {10: ["web"]}},
-        "Some stages have weights and others only names. Without weights, every sample is "
-        "read once an epoch, and the two cannot be combined. Give weights in every stage or "
-        "in none.",
-    ),
-    "a stage of no source": (
-        {"schedule": {0: []}},
-        "The stage at position 0 reads nothing; it must name at least one source, each once.",
-    ),
-    "a stage of one source twice": (
-        {"schedule": {0: ["web", "web"]}},
-        'The stage at position 0 reads "web", "web"; it must name at least one source, each once.',
+        "The stage at position 10 is ['web']; it must be a dict with the weight of each source by "
+        "its name.",
     ),
     "max_epochs without weights": (
         {"max_epochs": 3},

@@ -597,4 +597,4 @@ def test_changing_weights_have_a_digest_of_their_own(numbers):
     assert format_of() == format_of(max_epochs=2) == 1
     assert format_of(schedule={9: {"web": 2, "code": 1}}) == 2
     assert format_of(max_epochs=Caps(2, "redistribute")) == 2
-    assert Plan(sources, schedule={0: ["web"], 9: ["code"]}).describe()["format"] == 1
+    assert Plan(sources).describe()["format"] == 1

@@ -26,14 +26,13 @@ def plans(draw, numbers):
         for name, n in zip("abcd", sizes, strict=False)
     }
     names = list(sources)
-    some = st.lists(st.sampled_from(names), min_size=1, unique=True)
     weights = st.fixed_dictionaries({name: st.sampled_from([0, 1, 2, 0.1]) for name in names})
     weights = weights.filter(lambda weights: any(weights.values()))
-    starts = [0, *draw(st.sets(st.integers(1, 60), max_size=2))]
     weighted = draw(st.booleans())
+    starts = [0, *draw(st.sets(st.integers(1, 60), max_size=2))] if weighted else []
     return Plan(
         sources,
-        schedule={start: draw(weights if weighted else some) for start in starts},
+        schedule={start: draw(weights) for start in starts},
         seed=draw(st.integers(0, 10)),
         shuffle=draw(st.sampled_from(MODES)),
         max_epochs=draw(st.sampled_from([None, 2, Caps(3, "redistribute")])) if weighted else None,
@@ -302,22 +301,6 @@ def test_samples_are_records_for_people(numbers):
     assert (samples[0].sample,) == tuple(plan.locate([100])[2])
 
 
-def test_a_source_that_joins_later_begins_with_its_first_epoch(numbers):
-    sources = {"web": numbers(10), "code": numbers(4)}
-    plan = Plan(sources, schedule={0: ["web"], 25: ["web", "code"]})
-    rows = rows_of(plan, 25 + 9)
-
-    assert {source for source, _, _ in rows[:25]} == {0}
-    assert sorted(row[2] for row in rows[25:] if row[0] == 1) == [0, 1, 2, 3]
-    assert_each_epoch_holds_each_sample_once(plan, rows_of(plan, 200))
-
-
-def test_a_name_alone_is_a_list_of_one(numbers):
-    sources = {"web": numbers(10), "code": numbers(4)}
-
-    assert Plan(sources, schedule={0: "web"}).counts(20) == {"web": 20, "code": 0}
-
-
 def test_temperature_evens_out_sizes(numbers):
     sources = {"web": numbers(10_000), "code": numbers(100)}
 
@@ -357,16 +340,13 @@ class TestLength:
 
         assert len(plan) == plan.epoch_rows == 12
 
-    def test_mixtures_and_joins_have_none(self, numbers):
-        sources = {"a": numbers(7), "b": numbers(5)}
-        for plan in (
-            Plan(sources, weights={"a": 1, "b": 1}),
-            Plan(sources, schedule={0: ["a"], 5: ["a", "b"]}),
-        ):
-            assert plan.epoch_rows is None
-            assert plan
-            with pytest.raises(PlanError, match=r"This plan has no length.*number of steps\."):
-                len(plan)
+    def test_mixtures_have_none(self, numbers):
+        plan = Plan({"a": numbers(7), "b": numbers(5)}, weights={"a": 1, "b": 1})
+
+        assert plan.epoch_rows is None
+        assert plan
+        with pytest.raises(PlanError, match=r"This plan has no length.*number of steps\."):
+            len(plan)
 
 
 class TestDigest:

@@ -33,20 +33,6 @@ def test_stages_and_sources_without_tokens(numbers):
         """)
 
 
-def test_a_source_that_joins(numbers):
-    sources = {"web": numbers(80), "code": numbers(10)}
-    plan = Plan(sources, schedule={0: ["web"], 100: ["web", "code"]}, shuffle="block")
-
-    assert str(plan) == picture("""
-        plan b702a484, seed 0, shuffle block; in the first 260 rows:
-        ├── web   80 rows  asked once an epoch  delivered 240 rows  92.31 %  3.00 epochs
-        ├── code  10 rows  asked once an epoch   delivered 20 rows  7.692 %  2.00 epochs
-        ├── from position 0: web
-        ├── from position 100: code, and 60 rows left of the pass
-        └── from position 170: web, code
-        """)
-
-
 def test_one_source(numbers):
     assert str(Plan(numbers(1000))) == picture("""
         plan 7cf07a07, seed 0, shuffle full; in the first 1,000 rows:

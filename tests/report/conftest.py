@@ -1,8 +1,6 @@
-"""A run of two sources whose texts, files and names try to be markup; a browser if there is one."""
+"""A run of two sources whose texts, files and names try to be markup."""
 
 import json
-import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -62,7 +60,7 @@ INJECTIONS = [
     "\u202e<script>alert(47)</script>",
     "\x1b]0;title\x07<b>",
     "\ufeff<script>alert(49)</script>",
-    "</main><main id=main data-live=yes>",
+    "</main><main id=main>",
 ]
 assert len(set(INJECTIONS)) == 50
 RECIPE = """
@@ -114,31 +112,3 @@ def here(folder, monkeypatch):
 
 def write_jsonl(name, texts):
     Path(name).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-
-
-@pytest.fixture(scope="session")
-def browser():
-    """Chromium without a window; the tests of this directory share it."""
-    selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if program is None or driver is None:
-        pytest.skip("Chromium and its driver are not installed (apt install chromium-driver)")
-    options = selenium.ChromeOptions()
-    options.binary_location = program
-    for each in ("--headless=new", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(each)
-    if os.geteuid() == 0:
-        options.add_argument("--no-sandbox")  # Chromium refuses to run as root with it
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    options.set_capability("unhandledPromptBehavior", "ignore")
-    made = selenium.Chrome(options, selenium.ChromeService(driver))
-    made.set_script_timeout(30)
-    yield made
-    made.quit()
-
-
-@pytest.fixture(scope="session")
-def injections():
-    """Texts that would do something if they became markup."""
-    return INJECTIONS

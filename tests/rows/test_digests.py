@@ -10,7 +10,7 @@ import inspect
 import numpy as np
 import pytest
 
-from penstock import Budget, Documents, Loader, Packs, Plan, Windows
+from penstock import Documents, Loader, Packs, Windows
 from penstock.errors import ResumeError
 from penstock.loader import BatchFormat
 
@@ -22,7 +22,6 @@ GIVEN = {
     Windows: {"store": STORE, "length": 12},
     Packs: {"store": STORE, "length": 12},
     Documents: {"store": STORE, "max_length": 12},
-    Budget: {"plan": 1, "tokens": 120, "window": 16, "rows_multiple_of": 2},
 }
 CHANGES = [
     (Windows, "store", OTHER),
@@ -34,10 +33,6 @@ CHANGES = [
     (Documents, "store", OTHER),
     (Documents, "max_length", 10),
     (Documents, "overflow", "split"),
-    (Budget, "plan", 2),
-    (Budget, "tokens", 60),
-    (Budget, "window", 8),
-    (Budget, "rows_multiple_of", 4),
 ]
 KEEPS = [
     (Windows, "borders", True),
@@ -60,9 +55,6 @@ def made(write_store, tmp_path_factory):
 
     def make(kind, **changed):
         options = {**GIVEN[kind], **changed}
-        if kind is Budget:
-            rows = Documents(stores[STORE], 12, **options.pop("rows", {}))
-            return Budget(Plan(rows, seed=options.pop("plan")), options.pop("tokens"), **options)
         return kind(stores[options.pop("store")], **options)
 
     return make
@@ -71,12 +63,9 @@ def made(write_store, tmp_path_factory):
 def seen(rows):
     """All rows in order, as a loader's batches hold them, without padding."""
     found = []
-    if isinstance(rows, Budget):
-        loader = Loader(rows, epochs=1, format=BatchFormat(ids=True))
-    else:
-        loader = Loader(
-            rows, 4, epochs=1, format=BatchFormat(ids=True), shuffle="none", drop_last=False
-        )
+    loader = Loader(
+        rows, 4, epochs=1, format=BatchFormat(ids=True), shuffle="none", drop_last=False
+    )
     for batch in loader:
         real = batch.get("attention_mask", batch["inputs"] >= 0).bool()
         filled = np.flatnonzero(batch["position"].numpy() >= 0)
@@ -111,19 +100,9 @@ def test_what_tells_more_or_pads_otherwise_keeps_the_digest(made, kind, name, va
     assert plain.describe() == changed.describe()
 
 
-@pytest.mark.parametrize("options", [{"pad_to_multiple_of": 8}, {"overflow": "split"}], ids=repr)
-def test_a_budget_knows_of_all_that_decides_the_widths_of_its_rows(made, options):
-    plain, changed = made(Budget), made(Budget, rows=options)
-
-    assert seen(plain) != seen(changed)
-    assert plain.digest != changed.digest
-    refuses(plain, changed)
-
-
 def refuses(one, other):
     """A state of one run is refused by the other."""
-    size = [] if isinstance(one, Budget) else [4]
-    state = Loader(one, *size).state_dict()
+    state = Loader(one, 4).state_dict()
 
     with pytest.raises(ResumeError, match="belongs to another order"):
-        Loader(other, *size).load_state_dict(state)
+        Loader(other, 4).load_state_dict(state)

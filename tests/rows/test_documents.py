@@ -149,8 +149,6 @@ def test_rows_that_cannot_share_a_batch_are_refused(store):
     for other in (Packs(store, 8), Windows(store, 8)):
         with pytest.raises(PlanError, match="Some sources of this plan give 'attention_mask' and"):
             Loader(Plan({"a": Documents(store, 8), "b": other}), 32)[0]
-    with pytest.raises(PlanError, match="cannot cut rows of Documents"):
-        Loader(Documents(store, 8), 4, format=BatchFormat(lengths={0: 4}))
     with pytest.raises(PlanError, match="These rows also have attention_mask"):
         Loader(Documents(store, 8), 4, format="tuple")[0]
 

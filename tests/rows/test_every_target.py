@@ -14,7 +14,6 @@ import torch
 
 from penstock import Documents, Loader, Packs, Plan, Texts, Windows, build, stream
 from penstock.errors import PlanError
-from penstock.loader import BatchFormat
 from penstock.transforms import Chain, MaskTokens, Transformed
 
 IGNORE_LEFT_OUT = pytest.mark.filterwarnings("ignore:format=.hf. leaves out")
@@ -68,38 +67,15 @@ def test_without_the_overlap_the_loader_warns_and_counts(numbered):
     assert windows.unread_targets == epoch(windows).unread_targets == 0
 
 
-def test_shorter_rows_keep_every_target_with_the_stride_that_the_warning_names(numbered):
-    store = numbered([81])
-    with pytest.warns(UserWarning, match="40 of 80 targets .* cuts rows to 2.*stride=4"):
-        lost = epoch(Windows(store, 8, tail="pad"), format=BatchFormat(fields="hf", lengths={0: 2}))
-    kept = epoch(
-        Windows(store, 8, stride=4, tail="pad"), format=BatchFormat(fields="hf", lengths={0: 2})
-    )
-
-    assert sum(trained(lost).values()) == 40
-    assert (lost.unread_targets, kept.unread_targets) == (40, 0)
-    assert trained(kept) == Counter(range(2, 82))
-
-
-def test_shorter_rows_keep_their_borders(numbered):
-    """`position_ids` are cut as the tokens are, and start at 0 in each shorter row."""
-    windows = Windows(numbered([3, 9, 1, 20]), 8, stride=6, borders=True)
-    batch = epoch(windows, format=BatchFormat(fields="hf", lengths={0: 4}))[0]
-
-    assert batch["input_ids"].tolist() == [[1, 2, 3, 4], [4, 5, 6, 7]]
-    assert batch["position_ids"].tolist() == [[0, 1, 2, 0], [0, 1, 2, 3]]
-    assert list(batch) == ["input_ids", "labels", "position_ids"]
-
-
-def check_counts(store, length, stride, tail, format, lengths):
+def check_counts(store, length, stride, tail, format):
     """The count of targets left out, against one by one; and how often each is a target."""
     if store.num_tokens <= (length if tail == "drop" else 1) or (tail == "pad" and stride > length):
         return 0
     windows = Windows(store, length, stride=stride, tail=tail)
-    loader = epoch(windows, format=BatchFormat(fields=format, lengths=lengths))
+    loader = epoch(windows, format=format)
     found = trained(loader)
     assert loader.unread_targets == store.num_tokens - 1 - len(found)
-    per_row = length if format == "dict" else length - length // (lengths or {0: length})[0]
+    per_row = length if format == "dict" else length - 1
     if stride == per_row:
         assert set(found.values()) <= {1}
     if stride <= per_row and tail == "pad":
@@ -112,10 +88,8 @@ def sampled(seed, count):
     for _ in range(count):
         length = int(random.integers(2, 13))
         format = str(random.choice(["dict", "hf"]))
-        divisors = [each for each in range(2, length) if length % each == 0]
-        cut = {0: int(random.choice(divisors))} if divisors and random.random() < 0.4 else None
         tail = str(random.choice(["drop", "pad"]))
-        yield int(random.integers(2, 90)), length, int(random.integers(1, 16)), tail, format, cut
+        yield int(random.integers(2, 90)), length, int(random.integers(1, 16)), tail, format
 
 
 @IGNORE_LEFT_OUT
@@ -247,9 +221,7 @@ def test_labels_of_masked_tokens_are_of_every_token_and_warn_of_nothing(numbered
     windows = Windows(numbered([33]), 4)
     masking = MaskTokens(60, 64, rate=1, masked=1, random=0)
     for transform in (masking, Chain(masking)):
-        loader = epoch(
-            Transformed(windows, transform), format=BatchFormat(fields="hf", lengths={0: 2})
-        )
+        loader = epoch(Transformed(windows, transform), format="hf")
         found = torch.cat([batch["labels"] for batch in loader]).flatten().tolist()
 
         assert found == list(range(1, 33))
@@ -268,12 +240,8 @@ def test_rows_of_documents_lose_no_target_in_either_format(numbered):
 
 def test_what_no_stride_keeps_is_refused(numbered):
     store = numbered([40])
-    with pytest.raises(PlanError, match="would cut packed documents in two"):
-        Loader(Packs(store, 8), 1, format=BatchFormat(fields="hf", lengths={0: 4}))
     with pytest.raises(PlanError, match=r'Rows of 1 token have no target with format="hf"'):
         Loader(Windows(store, 1), 1, format="hf")
-    with pytest.raises(PlanError, match=r'Rows of 1 token have no target with format="hf"'):
-        Loader(Windows(store, 8), 1, format=BatchFormat(fields="hf", lengths={0: 1}))
 
 
 def test_a_store_that_grows_is_warned_of_by_its_share(tmp_path):

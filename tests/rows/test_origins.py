@@ -86,12 +86,7 @@ def test_a_plan_finds_the_documents_at_any_position(stores, position):
     assert plan.origins(position) == windows[sample.source].origins(sample.sample)
 
 
-def test_budgets_and_streamed_plans_find_documents_too(stores, tmp_path):
-    documents = ps.Documents(stores[0], 32)
-    budget = ps.Budget(ps.Plan(documents), 512)
-    (sample,) = budget.samples(7, 8)
-    assert budget.origins(7) == documents.origins(sample.sample)
-
+def test_streamed_plans_find_documents_too(tmp_path):
     with ps.stream(ps.Texts(LINES), tmp_path / "s", tokenizer="bytes") as streamed:
         plan = StreamedPlan(ps.Windows(streamed, 16))
         found = plan.origins(0)

@@ -114,18 +114,6 @@ def test_rows_that_fill_up_the_last_batch_train_on_nothing(store):
     assert not last["inputs"][filled].any()
 
 
-def test_shorter_rows_first_lose_only_the_targets_where_rows_were_cut(store, pairs):
-    loader = Loader(Packs(store, LENGTH), 8, format=BatchFormat(lengths={0: 8}), **RUN)
-    found = []
-    for batch in loader:
-        assert batch["inputs"].shape == (24, 8)
-        assert (batch["position_ids"][:, 0] == 0).all()
-        counted = batch["targets"] != -100
-        found += batch["targets"][counted].tolist()
-
-    assert sorted(found) == [target for _, target in pairs]
-
-
 def test_packs_and_windows_share_batches(store, write_store, tmp_path):
     other = write_store(tmp_path / "other", [[list(range(30_000, 30_400))]])
     plan = Plan(

@@ -11,7 +11,6 @@ import pytest
 import penstock
 from penstock import Documents, Loader, Packs, Plan, Windows
 from penstock.loader import BatchFormat
-from penstock.order.budget import Budget
 from penstock.store.files import header
 from penstock.store.manifest import FILE_NAME, PartRecord, manifest_bytes, part_file, read_manifest
 from penstock.testing import assert_resumable
@@ -119,9 +118,7 @@ def test_packed_runs_of_any_shape_train_on_everything_and_resume_anywhere(tmp_pa
 
     def grouped(**where):
         plan = Plan(Documents(store, length, overflow="split"), seed=seed, shuffle=shuffle)
-        return Loader(
-            Budget(plan, 24 * length, window=240), steps=40, format=BatchFormat(ids=True), **where
-        )
+        return Loader(plan, global_batch_size=24, steps=40, format=BatchFormat(ids=True), **where)
 
     assert_resumable(packed, world_sizes=(1, 3, 8), steps=40)
     assert_resumable(grouped, world_sizes=(1, 2, 4), steps=40)

@@ -1,4 +1,4 @@
-"""Runs of DDP and FSDP2, killed at random moments and resumed, on equal and on other processes."""
+"""Runs of several processes (DDP), killed at random moments and resumed by as many or others."""
 
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch_version import needs_fsdp
 
 import penstock as ps
 from penstock.train import train
@@ -33,20 +32,10 @@ def store(tmp_path_factory):
     return ps.build(ps.Texts(texts), tmp_path_factory.mktemp("train") / "store", tokenizer="bytes")
 
 
-@pytest.mark.parametrize(
-    ("size", "mode", "optimizer"),
-    [
-        pytest.param(3, "fsdp", "adamw", marks=needs_fsdp),
-        (3, "ddp", "muon"),
-        pytest.param(2, "fsdp", "muon", marks=needs_fsdp),
-        (2, "ddp", "adamw"),
-    ],
-)
-def test_kills_change_no_bit_on_as_many_processes(
-    server, store, tmp_path, size, mode, optimizer, figure
-):
-    generator = np.random.default_rng([size, len(mode), len(optimizer)])
-    job = {"store": store.path, "steps": 40, "parallel": mode, "batch_size": 2}
+@pytest.mark.parametrize(("size", "optimizer"), [(3, "muon"), (2, "adamw")])
+def test_kills_change_no_bit_on_as_many_processes(server, store, tmp_path, size, optimizer, figure):
+    generator = np.random.default_rng([size, len(optimizer)])
+    job = {"store": store.path, "steps": 40, "batch_size": 2}
     job["optimization"] = {"optimizer": optimizer}
     server.run(size, {**job, "output": tmp_path / "straight"})
     moments = sorted(generator.integers(1, 34, 5).tolist())
@@ -56,12 +45,11 @@ def test_kills_change_no_bit_on_as_many_processes(
     assert real == len(moments)
     assert parallel.kills.recorded(tmp_path / "run") == straight
     figure(
-        f"{mode} on {size} processes, {optimizer}: killed {real} times, {len(straight)} lines of "
+        f"{size} processes, {optimizer}: killed {real} times, {len(straight)} lines of "
         "losses equal bitwise"
     )
 
 
-@needs_fsdp
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_kills_and_other_processes_change_losses_by_rounding(
     server, store, tmp_path, optimizer, figure
@@ -71,19 +59,19 @@ def test_kills_and_other_processes_change_losses_by_rounding(
     plain = {**parallel.PLAIN, "optimization": {"optimizer": optimizer, "floor": 1.0}}
     alone = parallel.processes.job_of(store.path, tmp_path / "alone", steps=40, **plain)
     train(alone, device="cpu")
-    output, real, modes = tmp_path / "run", 0, []
+    output, real, sizes = tmp_path / "run", 0, []
     for moment in sorted(generator.integers(1, 34, 10).tolist()):
-        size, mode = int(generator.integers(1, 4)), str(generator.choice(["ddp", "fsdp"]))
-        job = {"store": store.path, "output": output, "steps": 40, "parallel": mode, **plain}
+        size = int(generator.integers(1, 4))
+        job = {"store": store.path, "output": output, "steps": 40, **plain}
         job["batch_size"] = 2
         real += parallel.killed_once(server, size, job, moment, generator)
-        modes.append(f"{mode}{size}")
-    server.run(2, {**job, "parallel": "fsdp"})
+        sizes.append(f"{size}")
+    server.run(2, job)
 
     worst = parallel.differences(alone.output, output)
     assert real == 10
     assert worst < 1e-4
     figure(
-        f"{optimizer}, killed {real} times as {' '.join(modes)}: losses within {worst:.1e} of "
-        "those of one process"
+        f"{optimizer}, killed {real} times on {' '.join(sizes)} processes: losses within "
+        f"{worst:.1e} of those of one process"
     )

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch_version import needs_fsdp
 
 import penstock as ps
 
@@ -50,8 +49,7 @@ def test_twenty_kills_change_no_loss(store, tmp_path, figure):
     figure(f"training, killed {real} times: {len(straight):,} lines of losses equal bitwise")
 
 
-@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=needs_fsdp)])
-def test_torchrun_starts_two_processes_of_a_recipe(store, tmp_path, parallel):
+def test_torchrun_starts_two_processes_of_a_recipe(store, tmp_path):
     (tmp_path / "a.toml").write_text(
         f'[data]\ntrain = "{store.path}"\nval = "{store.path}"\nlength = 32\n'
         '[model]\nsize = "nano"\nlayers = 1\nwidth = 16\nheads = 2\n'
@@ -61,7 +59,7 @@ def test_torchrun_starts_two_processes_of_a_recipe(store, tmp_path, parallel):
         [
             sys.executable,
             *("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"),
-            *("-m", "penstock.train", "a.toml", "--device", "cpu", "--parallel", parallel),
+            *("-m", "penstock.train", "a.toml", "--device", "cpu"),
         ],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -100,10 +100,8 @@ def serve():
     import numpy.random  # noqa: F401
     import torch
     import torch._dynamo
-    import torch.distributed.fsdp
 
-    import penstock.train.run
-    import penstock.train.shard_files  # noqa: F401
+    import penstock.train.run  # noqa: F401
 
     torch.set_num_threads(1)
     for line in sys.stdin:

@@ -233,17 +233,6 @@ def test_a_recipe_that_comes_with_penstock_is_found_by_its_name(tmp_path, monkey
     assert choose_recipe("web-10min", {}, "cpu", ignore).data.train == "web-10min"
 
 
-def test_the_mode_of_several_processes_is_a_setting_and_a_flag():
-    changes = recipe_changes([], parallel="fsdp")
-    with pytest.raises(RecipeError, match="parallel"):
-        parse_recipe({**LEAST, "training": {"steps": 5, "parallel": "zero"}}, "a")
-
-    assert changes == {"training.parallel": "fsdp"}
-    recipe = parse_recipe({**LEAST, "training": {"steps": 5, "parallel": "fsdp"}}, "a")
-    assert recipe.training.parallel == "fsdp"
-    assert parse_recipe(LEAST, "a").training.parallel == "ddp"
-
-
 def test_no_workers_make_nothing_ahead():
     assert recipe_changes([], num_workers=0) == {"training.prefetch": 0}
     assert recipe_changes([], num_workers=8) == {}

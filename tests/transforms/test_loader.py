@@ -86,15 +86,6 @@ def test_a_batch_that_is_filled_up_predicts_nothing_in_the_rows_that_fill_it(mad
     assert (last["targets"][:2] != -100).any()
 
 
-def test_rows_cut_shorter_hold_the_same_tokens_and_labels(made):
-    rows = Transformed(made(), MASKING)
-    whole = penstock.Loader(rows, 8)[0]
-    short = penstock.Loader(rows, 8, format=BatchFormat(lengths={0: 4}))[0]
-
-    for name in ("inputs", "targets"):
-        assert torch.equal(short[name], whole[name].reshape(-1, 4))
-
-
 @pytest.mark.parametrize("transform", [MASKING, Chain(MIDDLE, DROPOUT)], ids=repr)
 def test_a_run_goes_on_exactly_at_any_world_size(made, transform):
     rows = Transformed(made(30, documents=True), transform, seed=2)

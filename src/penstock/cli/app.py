@@ -31,8 +31,8 @@ from penstock.errors import PenstockError
 # inspecting runs. The command NAME is the function NAME_command in cli/NAME.py.
 COMMANDS = [
     *("build", "info", "verify", "repair", "merge", "copy", "import", "export", "decode"),
-    *("bench", "fetch", "check", "plan", "train"),
-    *("inspect", "when", "seen", "diff", "amend", "report", "serve", "demo"),
+    *("fetch", "check", "plan", "train"),
+    *("inspect", "when", "seen", "diff", "amend", "report", "demo"),
 ]
 GROUPS = ["tokenizer"]
 """Commands that have commands: the `app` in cli/NAME.py."""

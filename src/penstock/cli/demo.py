@@ -18,7 +18,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from penstock.cli.bench import batches_per_second
 from penstock.cli.build import measured_build
 from penstock.cli.decode import show_document
 from penstock.cli.info import info_command
@@ -114,7 +113,6 @@ def _write_report(number: int, source: Path, page: Path) -> None:
         write(str(error))
         return
     write(f"open {shell_word(page)} in a browser")
-    write(f"every step and every document: penstock serve {shell_word(source)}")
 
 
 def _title(text: str) -> None:
@@ -188,8 +186,23 @@ def _show_speed(plan: "Plan") -> None:
     batches = iter(Loader(plan, global_batch_size=_BATCH))
     next(batches)
     first = time.perf_counter() - started
-    speed = batches_per_second(batches, _SPEED_SECONDS) * _BATCH * _LENGTH
+    speed = _batches_per_second(batches, _SPEED_SECONDS) * _BATCH * _LENGTH
     write(f"first batch after {duration_text(first)}, then {speed / 1e6:,.0f} M tokens/s")
+
+
+def _batches_per_second(batches: Iterator[object], seconds: float) -> float:
+    """The speed of reading batches, measured for some seconds."""
+    # Batches that were prefetched before the measurement would be counted as read in no time.
+    warm = time.perf_counter() + seconds / 10
+    while time.perf_counter() < warm:
+        next(batches)
+    count = 0
+    started = now = time.perf_counter()
+    while now - started < seconds:
+        next(batches)
+        count += 1
+        now = time.perf_counter()
+    return count / (now - started)
 
 
 def _show_resume(plan: "Plan") -> None:

@@ -23,7 +23,7 @@ from penstock.cli.units import clock_text, count_text, duration_text, number_of
 def export_command(
     store: options.AnyStore,
     to: Annotated[
-        Literal["megatron", "nanogpt", "llmc", "mds", "litdata", "datatrove", "parquet"],
+        Literal["megatron", "nanogpt", "llmc", "parquet"],
         option("The format to write."),
     ],
     directory: Annotated[Path, path_option("The directory to write.", "DIR", "--output", "-o")],
@@ -31,8 +31,7 @@ def export_command(
     drop_loss_mask: Annotated[
         bool,
         option(
-            "Write the tokens of a chat store without their loss mask, which only datatrove and "
-            "parquet can hold."
+            "Write the tokens of a chat store without their loss mask, which only parquet can hold."
         ),
     ] = False,
     format: TokenFormat = None,

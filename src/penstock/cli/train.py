@@ -3,7 +3,7 @@
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from penstock.cli import options
 from penstock.cli.options import argument, option, path_option
@@ -49,9 +49,6 @@ def train_command(
     max_minutes: Annotated[
         float | None, option("Train for this many minutes.", "MINUTES", "--max_minutes")
     ] = None,
-    parallel: Annotated[
-        Literal["ddp", "fsdp"] | None, option("How processes share the model.", "MODE")
-    ] = None,
     output: Annotated[
         Path | None, path_option("Directory of the run.", "DIRECTORY", "--output", "-o")
     ] = None,
@@ -88,7 +85,6 @@ def train_command(
         prefetch_factor=prefetch_factor,
         steps=steps,
         max_minutes=max_minutes,
-        parallel=parallel,
         # A recipe holds TOML values, and TOML has no paths.
         output=None if output is None else str(output),
     )

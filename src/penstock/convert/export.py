@@ -1,11 +1,10 @@
 """`export_tokens`: write tokens in the format of another tool.
 
-    stores/.owt-mds.export/    the files while they are written; a killed export starts again
-    stores/owt-mds/            all files, by one rename
+    stores/.owt-bin.export/    the files while they are written; a killed export starts again
+    stores/owt-bin/            all files, by one rename
 
-The writers are `flat`, `indexed`, `mds`, `litdata` and `parquet`, from the description of each
-format. `.penstock-export.json` lists the files of an export, so that `overwrite=True` deletes
-nothing else.
+The writers are `flat`, `indexed` and `parquet`, from the description of each format.
+`.penstock-export.json` lists the files of an export, so that `overwrite=True` deletes nothing else.
 """
 
 import json
@@ -16,9 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.convert.flat import write_llmc, write_nanogpt
-from penstock.convert.indexed import write_datatrove, write_megatron
-from penstock.convert.litdata import write_litdata
-from penstock.convert.mds import write_mds
+from penstock.convert.indexed import write_megatron
 from penstock.convert.source import Report, TokenSource
 from penstock.errors import StoreBusyError, StoreError
 from penstock.formats.detect import token_files_at
@@ -27,7 +24,6 @@ from penstock.remote.address import StoreUrl
 from penstock.store.beside import made_beside
 from penstock.store.copies import on_this_machine
 from penstock.store.files import (
-    make_directory,
     remove_file,
     room_for,
     sync_directory,
@@ -35,17 +31,13 @@ from penstock.store.files import (
 )
 from penstock.store.folders import empty_directory, make_tree, remove_tree
 from penstock.store.lock import locked
-from penstock.store.part import SIDES
 from penstock.store.reader import TokenStore
 from penstock.store.sides import open_stores, stores_at
 
-ExportFormat = Literal["megatron", "nanogpt", "llmc", "mds", "litdata", "datatrove", "parquet"]
+ExportFormat = Literal["megatron", "nanogpt", "llmc", "parquet"]
 Exported = str | os.PathLike[str] | StoreUrl | TokenStore | TokenFiles
 
 RECORD = ".penstock-export.json"
-_WITH_LOSS = ("datatrove", "parquet")
-# Their files have fixed names, so the two sides of a split need a directory each.
-_IN_FOLDERS = ("mds", "litdata")
 _SHOWN = 5
 
 
@@ -59,9 +51,6 @@ _WRITERS: dict[str, Callable[[Path, str, TokenSource], None]] = {
     "megatron": write_megatron,
     "nanogpt": write_nanogpt,
     "llmc": write_llmc,
-    "mds": write_mds,
-    "litdata": write_litdata,
-    "datatrove": write_datatrove,
     "parquet": _write_parquet,
 }
 
@@ -87,8 +76,8 @@ def export_tokens(
         directory: The directory to write, which must be empty or not exist.
         to: The format.
         overwrite: Replace an earlier export in the directory.
-        drop_loss_mask: Write the tokens without their loss mask. Only the formats "datatrove" and
-            "parquet" have one; to export a store of chats to the others, this must be set.
+        drop_loss_mask: Write the tokens without their loss mask. Only the format "parquet"
+            has one; to export a store of chats to the others, this must be set.
         progress: Called with the number of tokens that are done, and the number of all tokens.
 
     Returns:
@@ -166,11 +155,11 @@ def _refuse_unfit(member: TokenStore | TokenFiles, to: str, drop_loss_mask: bool
     if not member.num_tokens:
         raise StoreError(f"{member.path} holds no tokens, so there is nothing to export.")
     masks = TokenSource(member).masks(0, member.num_tokens)
-    is_lost = member.has_loss and to not in _WITH_LOSS and not drop_loss_mask
+    is_lost = member.has_loss and to != "parquet" and not drop_loss_mask
     if is_lost and not all(mask.all() for mask in masks):
         raise StoreError(
             f"{member.path} has a loss mask, and files of the format {to!r} have none: a model "
-            f"would be trained on all tokens. Choose one of {', '.join(_WITH_LOSS)}, or pass "
+            "would be trained on all tokens. Choose parquet, or pass "
             "drop_loss_mask=True (--drop-loss-mask)."
         )
 
@@ -190,16 +179,11 @@ def _refuse_inside(members: Mapping[str, TokenStore | TokenFiles], target: Path)
 
 def _refuse_other(target: Path, overwrite: bool) -> None:
     """Raise if a directory is neither empty nor an earlier export that may be replaced."""
-    # Other directories are not entered: the target may be a home directory by mistake.
-    found = [each for each in target.iterdir() if each.name != ".lock"]
-    inside = [
-        each for side in SIDES if target / side in found for each in (target / side).iterdir()
-    ]
-    names = {str(each.relative_to(target)) for each in [*found, *inside]}
+    names = {each.name for each in target.iterdir()} - {".lock"}
     if not names:
         return
     try:
-        ours = {RECORD, *SIDES, *json.loads((target / RECORD).read_bytes())["files"]}
+        ours = {RECORD, *json.loads((target / RECORD).read_bytes())["files"]}
     except (OSError, ValueError, KeyError, TypeError):
         ours = set()
     if others := sorted(names - ours):
@@ -217,9 +201,7 @@ def _refuse_other(target: Path, overwrite: bool) -> None:
 def _empty(target: Path) -> None:
     """Delete an earlier export; its list of files last, which says that it is one."""
     for path in sorted(target.iterdir(), key=lambda path: path.name == RECORD):
-        if path.is_dir():
-            remove_tree(path)
-        elif path.name != ".lock":
+        if path.name != ".lock":
             remove_file(path)
 
 
@@ -233,16 +215,11 @@ def _write(
     total = sum(member.num_tokens for member in members.values())
     described, done = {}, 0
     for side, member in members.items():
-        place = new
-        if len(members) > 1 and to in _IN_FOLDERS:
-            place = new / side
-            make_directory(place)
         source = TokenSource(member, _report(progress, done, total))
-        _WRITERS[to](place, side, source)
-        sync_directory(place)
+        _WRITERS[to](new, side, source)
         described[side] = _described(source)
         done += source.num_tokens
-    names = sorted(str(each.relative_to(new)) for each in new.rglob("*") if each.is_file())
+    names = sorted(each.name for each in new.iterdir())
     contents = {"format": to, "files": names, "sides": described}
     write_file(new / RECORD, [json.dumps(contents, indent=1).encode() + b"\n"])
     sync_directory(new)

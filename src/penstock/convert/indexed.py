@@ -1,10 +1,8 @@
-"""Files of ids with an index of documents: Megatron-LM's and datatrove's.
+"""Files of ids with an index of documents: Megatron-LM's.
 
-    train.bin    train.idx                          Megatron
-    train.ds     train.ds.index   train.ds.loss     datatrove; the last one only with a loss mask
+    train.bin    train.idx
 
-The layouts are described where they are read: `penstock.formats.megatron` and
-`penstock.formats.datatrove`. The index is written last.
+The layout is described where it is read, in `penstock.formats.megatron`. The index is written last.
 """
 
 import struct
@@ -64,12 +62,3 @@ def _numbers(count: int, at_once: int = 1 << 20) -> Iterator[Array]:
     """Yield the numbers from 0 on, in blocks: document k begins with sequence k."""
     for start in range(0, count, at_once):
         yield np.arange(start, min(start + at_once, count), dtype="<i8")
-
-
-def write_datatrove(directory: Path, side: str, source: TokenSource) -> None:
-    """Write the ids, the loss mask if there is one, and the index."""
-    dtype = "uint16" if source.is_narrow else "uint32"
-    write_file(directory / f"{side}.ds", source.all_ids(dtype))
-    if source.member.has_loss:
-        write_file(directory / f"{side}.ds.loss", source.masks(0, source.num_tokens))
-    write_file(directory / f"{side}.ds.index", (ends.astype("<u8") for ends in source.ends()))

@@ -29,7 +29,6 @@ from penstock.inspect.records import (
     not_found,
 )
 from penstock.inspect.runs import RunSteps
-from penstock.order.budget import Budget
 from penstock.order.integers import END
 from penstock.order.plan import Plan
 from penstock.paths import expand_user
@@ -86,7 +85,7 @@ class Sighting:
 
 
 def find_documents(
-    plan: Plan | Budget, file: str, record: int, source: str | None = None
+    plan: Plan, file: str, record: int, source: str | None = None
 ) -> list[FoundDocument]:
     """Return the documents of a plan that were read from a record of an input file.
 
@@ -128,9 +127,7 @@ def find_documents(
     return found
 
 
-def find_numbered(
-    plan: Plan | Budget, document: int, source: str | None = None
-) -> list[FoundDocument]:
+def find_numbered(plan: Plan, document: int, source: str | None = None) -> list[FoundDocument]:
     """Return the document with a number in the store of each source.
 
     Args:
@@ -208,7 +205,7 @@ def document_span(rows: Rows, member: int, store: Searched, document: int) -> Sp
 
 
 def when(
-    plan: Plan | Budget, steps: RunSteps, found: FoundDocument, end: int | None = None
+    plan: Plan, steps: RunSteps, found: FoundDocument, end: int | None = None
 ) -> list[Sighting]:
     """Return every row of a run that holds tokens of a document, in the order of the run.
 
@@ -242,7 +239,7 @@ def when(
     ]
 
 
-def _excluded_from(plan: Plan | Budget, found: FoundDocument) -> int:
+def _excluded_from(plan: Plan, found: FoundDocument) -> int:
     """Return the position from which on an amendment excludes tokens; END if none does."""
     for each in plan.amendments if isinstance(plan, Plan) else ():
         for start, stop in each.exclude.get(found.source, ()):

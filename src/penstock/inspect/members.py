@@ -9,7 +9,6 @@ from penstock.errors import PlanError
 from penstock.formats.member import Array, Integers, Member
 from penstock.formats.sample import all_blocks
 from penstock.formats.token_files import TokenFiles
-from penstock.order.budget import Budget
 from penstock.order.plan import Plan
 from penstock.rows.tokens import ArrayFile
 from penstock.store.reader import TokenStore
@@ -84,7 +83,7 @@ def documents_of_parts(member: Member | FileDocuments) -> Integers:
     return np.array([len(member.part_bounds(part)) for part in parts], np.int64)
 
 
-def _names(plan: Plan | Budget, source: str | None) -> list[str]:
+def _names(plan: Plan, source: str | None) -> list[str]:
     """Return the name of a source, or those of all.
 
     Raises:
@@ -96,7 +95,7 @@ def _names(plan: Plan | Budget, source: str | None) -> list[str]:
 
 
 def members(
-    plan: Plan | Budget, source: str | None
+    plan: Plan, source: str | None
 ) -> Iterator[tuple[str, int, TokenStore | TokenFiles | ArrayFile]]:
     """Yield the stores and token files of all sources: the source, the number in it, the store."""
     for name in _names(plan, source):
@@ -106,9 +105,7 @@ def members(
             yield name, number, member
 
 
-def not_searched(
-    plan: Plan | Budget, source: str | None = None, *, numbered: bool = False
-) -> list[str]:
+def not_searched(plan: Plan, source: str | None = None, *, numbered: bool = False) -> list[str]:
     """Return the token files in which a document cannot be found, and rows without a stream.
 
     Args:

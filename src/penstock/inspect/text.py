@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from penstock.errors import PlanError
 from penstock.inspect.documents import FoundDocument, found_at
 from penstock.inspect.members import FileDocuments, Searched, members
-from penstock.order.budget import Budget
 from penstock.order.plan import Plan
 from penstock.store.reader import TokenStore
 from penstock.tokenize.engines import TokenizersEngine
@@ -50,7 +49,7 @@ class TextMatch(NamedTuple):
 
 
 def find_texts(
-    plan: Plan | Budget,
+    plan: Plan,
     text: str,
     source: str | None = None,
     tokenizer: object = None,

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from penstock.loader.explain import ExplainedStep as ExplainedStep
     from penstock.loader.fingerprints import FingerprintLog as FingerprintLog
     from penstock.loader.loader import Loader as Loader
-    from penstock.loader.mesh import MeshRoles as MeshRoles
     from penstock.loader.packed import keep_documents_apart as keep_documents_apart
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
@@ -33,7 +32,6 @@ else:
             "batch_format": "BatchFormat LabelBatch NarrowBatch PairBatch TargetBatch",
             "explain": "ExplainedRow ExplainedStep",
             "fingerprints": "FingerprintLog",
-            "mesh": "MeshRoles",
             "packed": "keep_documents_apart",
         },
     )

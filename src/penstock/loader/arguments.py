@@ -7,11 +7,11 @@ from operator import index
 from typing import SupportsIndex, TypedDict
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from penstock.errors import PlanError
-from penstock.loader.mesh import AnyMesh, Place, place_in
+from penstock.loader.mesh import rank_in
 from penstock.loader.run import AnyPlan
-from penstock.order.budget import Budget
 from penstock.order.plan import Plan
 from penstock.order.shuffle import Block as ShuffleBlock
 from penstock.order.shuffle import Mode
@@ -29,7 +29,7 @@ class LoaderOptions(TypedDict, total=False):
     global_batch_size: int | Mapping[int, int] | None
     rank: int | None
     world_size: int | None
-    mesh: AnyMesh | None
+    mesh: DeviceMesh | None
     seed: int | None
     shuffle: ShuffleMode | None
     epochs: int | None
@@ -41,7 +41,7 @@ class LoaderOptions(TypedDict, total=False):
 
 def plan_of(rows: AnyPlan | RowsLike, seed: int | None, shuffle: ShuffleMode | None) -> AnyPlan:
     """Return the given plan, or a plan over the given rows."""
-    if isinstance(rows, Plan | Budget | StreamedPlan):
+    if isinstance(rows, Plan | StreamedPlan):
         for name, value in (("seed", seed), ("shuffle", shuffle)):
             if value is not None:
                 raise PlanError(
@@ -61,11 +61,11 @@ def plan_of(rows: AnyPlan | RowsLike, seed: int | None, shuffle: ShuffleMode | N
     return Plan(rows, seed=seed or 0, shuffle=shuffle)
 
 
-def place_of(rank: int | None, world_size: int | None, mesh: AnyMesh | None) -> Place:
-    """Return the part of every step that this process reads."""
+def rank_of(rank: int | None, world_size: int | None, mesh: DeviceMesh | None) -> tuple[int, int]:
+    """Return the rank of this process and the number of ranks."""
     if mesh is not None:
-        return place_in(mesh, rank, world_size)
-    return Place(*topology(rank, world_size, stacklevel=4))
+        return rank_in(mesh, rank, world_size)
+    return topology(rank, world_size, stacklevel=4)
 
 
 def topology(rank: int | None, world_size: int | None, *, stacklevel: int = 3) -> tuple[int, int]:
@@ -100,19 +100,12 @@ def topology(rank: int | None, world_size: int | None, *, stacklevel: int = 3) -
 
 
 def batch_sizes(
-    plan: AnyPlan,
     batch_size: int | None,
     global_batch_size: int | Mapping[int, int] | None,
     world_size: int,
 ) -> dict[int, int]:
-    """Return the rows of a step on all ranks, by position; empty for a budget of tokens."""
+    """Return the rows of a step on all ranks, by position."""
     given = f"batch_size={batch_size} and global_batch_size={global_batch_size}"
-    if isinstance(plan, Budget):
-        if batch_size is not None or global_batch_size is not None:
-            raise PlanError(
-                f"{given}: a budget of tokens decides how many rows a batch has. Leave both out."
-            )
-        return {}
     if batch_size is not None and global_batch_size is None:
         # Steps count the rows of all ranks, so that a position means the same on each.
         return {0: whole_number("batch_size", batch_size) * world_size}

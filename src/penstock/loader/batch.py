@@ -19,14 +19,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.lib.stride_tricks import sliding_window_view
 
 from penstock.errors import PlanError
 from penstock.loader.batch_format import IGNORED, Batch, Shape, Tensors
-from penstock.loader.mesh import RowSlice
 from penstock.loader.read import IDS, MOST_STEPS, Assembler, StepBlock
 from penstock.order.steps import PADDING
-from penstock.rows.protocol import Array, Fields, Side, narrowed
+from penstock.rows.protocol import Fields, Side, narrowed
 from penstock.rows.windows import cu_seqlens
 
 ToBatch = Callable[[Tensors], Batch]
@@ -58,8 +56,6 @@ class Maker:
     """The side on which rows are padded to the widest row of a step; None if they are not."""
     whole_documents: bool
     """Whether some rows begin with a document, so that their first token is not a target."""
-    row_slice: RowSlice | None = None
-    """The columns of rows that batches have; None if they have whole rows."""
 
     def batches(self, block: StepBlock, copy: "DeviceCopy | None" = None) -> Iterator[Made]:
         """Yield the batches of a block, one per step; each is made when it is needed."""
@@ -72,7 +68,7 @@ class Maker:
         """Return whether batches are only inputs and targets of full rows, on the CPU."""
         special = block.targets is not None or block.extras or block.widths is not None
         return (
-            not (special or self.shape.ids or self.shape.lengths or self.row_slice)
+            not (special or self.shape.ids)
             and self.shape.format in ("dict", "tuple")
             and self.device.type == "cpu"
         )
@@ -92,18 +88,15 @@ class Maker:
         """Yield batches of any format, each with the function that finishes it, if it needs one."""
         shape, format = self.shape, self.shape.format
         wide = () if format == "narrow" else IDS
-        for number, (start, _) in enumerate(block.spans):
-            length = shape.length_at(start)
-            arrays = _host_arrays(block, number, shape, length)
+        for number in range(len(block.spans)):
+            arrays = _host_arrays(block, number, shape)
             if block.widths is not None:
-                arrays = narrowed(arrays, block.widths[number], length, self.side or "right")
-            if self.row_slice is not None:
-                arrays = self.row_slice.cut(arrays)
+                width = block.widths[number]
+                arrays = narrowed(arrays, width, shape.length, self.side or "right")
             if format == "hf":
                 arrays = {name: arrays[name] for name in arrays if name not in _NOT_FOR_HF}
-            to_batch = partial(self._to_batch, length)
             if copy is not None:
-                yield copy.put(arrays, to_batch, wide)
+                yield copy.put(arrays, self._to_batch, wide)
                 continue
             for name in wide:
                 if name in arrays:
@@ -111,13 +104,13 @@ class Maker:
             tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
             if self.device.type != "cpu":
                 tensors = {name: each.to(self.device) for name, each in tensors.items()}
-            yield to_batch(tensors), None
+            yield self._to_batch(tensors), None
 
-    def _to_batch(self, length: int, tensors: Tensors) -> Batch:
+    def _to_batch(self, tensors: Tensors) -> Batch:
         if self.shape.format == "narrow":
             return tensors
-        unshifted = self.shape.overlaps(tensors)
-        batch = self.shape.to_batch(tensors, length)
+        unshifted = self.shape.is_shifted_later(tensors)
+        batch = self.shape.to_batch(tensors)
         if unshifted and self.whole_documents:
             # Models ignore the first label of a row anyway, but not after the rows of a batch are
             # concatenated.
@@ -143,45 +136,27 @@ def made_blocks(
         step += len(block.spans)
 
 
-def _host_arrays(block: StepBlock, number: int, shape: Shape, length: int) -> Fields:
+def _host_arrays(block: StepBlock, number: int, shape: Shape) -> Fields:
     """Return the arrays of one step of a block, as they are copied to the device.
 
-    Ids are in the rows of the block and in the dtype of the store; all other fields are in rows
-    of `length`.
+    Ids are in the dtype of the store.
     """
     rows = slice(block.edges[number], block.edges[number + 1])
     arrays: Fields = {"tokens": block.tokens[rows]}
     if block.targets is not None and not block.targets[rows].all():
         arrays["target_mask"] = block.targets[rows]
-    overlap = length != shape.length and shape.overlaps(block.extras)
-    for name, values in block.extras.items():
-        whole = name in ("labels", "targets")  # `Shape.to_batch` cuts these with the inputs
-        arrays[name] = values[rows] if whole else _cut(values[rows], length, overlap)
+    arrays |= {name: values[rows] for name, values in block.extras.items()}
     if "position_ids" in arrays:
-        # A row that begins inside a document counts its positions from 0, also after a cut.
-        columns = np.arange(length, dtype=np.int32)
+        # A row that begins inside a document counts its positions from 0.
+        columns = np.arange(shape.length, dtype=np.int32)
         arrays["position_ids"] = np.minimum(arrays["position_ids"], columns)
         arrays["document_ids"] = arrays["document_ids"] - arrays["document_ids"][:, :1]
         arrays["cu_seqlens"] = cu_seqlens(arrays["position_ids"])
     if shape.ids:
-        # A row that is cut into four becomes four rows with the same ids.
-        located = np.repeat(block.located[:, rows], (block.tokens.shape[1] - 1) // length, axis=1)
+        located = block.located[:, rows].copy()
         located[:, located[3] == PADDING] = PADDING
         arrays |= dict(zip(("source", "epoch", "sample", "position"), located, strict=True))
     return arrays
-
-
-def _cut(rows: Array, length: int, overlap: bool) -> Array:
-    """Cut each row into rows of `length`; with `overlap`, neighbours share one token.
-
-    >>> _cut(np.arange(8)[None], 4, overlap=True).tolist()
-    [[0, 1, 2, 3], [3, 4, 5, 6]]
-    """
-    if overlap:
-        # Windows of `length` that begin `length - 1` apart, as views without a copy.
-        count = rows.shape[1] // length
-        rows = sliding_window_view(rows, length, axis=1)[:, :: length - 1][:, :count]
-    return rows.reshape(-1, length)
 
 
 def checked_device(device: str | torch.device) -> torch.device:

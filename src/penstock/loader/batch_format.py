@@ -8,9 +8,7 @@
 model shifts them. Shifted tensors under these names would be shifted twice without an error.
 
 With "hf" the model never sees the token after the inputs of a row, and the first token of a row is
-not a target. Rows that overlap by one token lose no target. The same holds for the shorter rows
-that `lengths=` cuts: two rows of 4 from one of 8 hold tokens 0 to 3 and 3 to 6, which are 6
-targets, so `stride=6` keeps all of them.
+not a target. Rows that overlap by one token lose no target.
 """
 
 import warnings
@@ -75,7 +73,7 @@ class BatchFormat:
     """The format of a loader's batches, with options that a name such as "hf" cannot set.
 
     >>> BatchFormat(fields="hf", ids=True)
-    BatchFormat(fields='hf', ids=True, lengths=None, fingerprint='samples')
+    BatchFormat(fields='hf', ids=True, fingerprint='samples')
     """
 
     fields: Format = "dict"
@@ -85,11 +83,6 @@ class BatchFormat:
 
     ids: bool = False
     """Add `source`, `epoch`, `sample` and `position` of each row."""
-
-    lengths: Mapping[int, int] | None = None
-    """Shorter rows at first, by position: {0: 256, 50_000: 1024} cuts each row of 1024 into four
-    until position 50,000. The tokens and their order stay the same; with "hf" the four rows
-    overlap by one token each."""
 
     fingerprint: Literal["samples", "tokens"] = "samples"
     """Whether a fingerprint covers which rows a batch has, or also their tokens."""
@@ -103,65 +96,37 @@ class BatchFormat:
             raise PlanError(
                 'ids=True adds named fields, which a tuple does not have. Use fields="dict".'
             )
-        if self.fields == "narrow" and self.lengths:
-            raise PlanError(
-                f'format="narrow" returns rows as they are stored, so lengths={self.lengths} '
-                "cannot cut them. Leave lengths out, or use another format."
-            )
 
 
 class Shape:
     """A batch format for rows of a known length."""
 
-    def __init__(self, format: BatchFormat, length: int, *, is_padded: bool = False) -> None:
-        if format.lengths and is_padded:
-            raise PlanError(
-                f"lengths={format.lengths} cannot cut rows of Documents, which have the lengths of "
-                "their documents. Leave lengths out, or use Documents(…, max_length=…)."
-            )
+    def __init__(self, format: BatchFormat, length: int) -> None:
         self.format = format.fields
         self.ids = format.ids
         self.length = length
-        self.lengths = sorted((format.lengths or {}).items())
-        for position, each in self.lengths:
-            if each < 1 or length % each:
-                raise PlanError(
-                    f"lengths={dict(self.lengths)}: rows of {length:,} tokens cannot be cut into "
-                    f"equal rows of {each:,} tokens from position {position:,} on. Use a length "
-                    f"that divides {length:,}."
-                )
 
-    def length_at(self, position: int) -> int:
-        """Return the length of rows in a batch that begins at `position`."""
-        # The last change at or before the position counts.
-        found = self.length
-        for start, length in self.lengths:
-            if start <= position:
-                found = length
-        return found
+    @property
+    def row_targets(self) -> int:
+        """How many targets a full row of windows has.
 
-    def row_targets(self, length: int) -> int:
-        """Return how many targets a full row of windows has while it is cut into rows of `length`.
-
-        >>> [Shape(BatchFormat(fields=each), 8).row_targets(4) for each in ("dict", "hf")]
-        [8, 6]
+        >>> [Shape(BatchFormat(fields=each), 8).row_targets for each in ("dict", "hf")]
+        [8, 7]
         """
-        return self.length if self.format != "hf" else self.length - self.length // length
+        return self.length - (self.format == "hf")
 
-    def overlaps(self, fields: Iterable[str]) -> bool:
-        """Return whether cut rows overlap by one token: if labels are the unshifted inputs."""
+    def is_shifted_later(self, fields: Iterable[str]) -> bool:
+        """Return whether labels are the inputs, which the model shifts."""
         return self.format == "hf" and "labels" not in fields
 
-    def to_batch(self, tensors: Tensors, length: int) -> Batch:
-        """Return the batch in the user's format, in rows of `length`.
+    def to_batch(self, tensors: Tensors) -> Batch:
+        """Return the batch in the user's format.
 
-        `tensors` holds `tokens` (rows, length + 1) int64. It may hold `target_mask`, `labels` and
-        `targets` in rows that are not cut yet, and other fields that are already cut to `length`.
-        `labels` are what each column must predict for itself (masked tokens); they are never
-        shifted. `targets` are what each column must predict for the next column, if a transform
-        changed `tokens`.
+        `tensors` holds `tokens` (rows, length + 1) int64, and may hold `target_mask`, `labels`,
+        `targets` and other fields of `length` columns. `labels` are what each column must predict
+        for itself (masked tokens); they are never shifted. `targets` are what each column must
+        predict for the next column, if a transform changed `tokens`.
         """
-        overlap = self.overlaps(tensors)
         tokens = tensors.pop("tokens")
         inputs = tokens[:, :-1]
         mask = tensors.pop("target_mask", None)
@@ -180,12 +145,6 @@ class Shape:
         elif not shifted:
             # Code for these models writes -100 into labels, which must not change the inputs.
             targets = targets.clone()
-        if length != self.length:
-            if overlap:
-                # As many rows as without overlap, so the last tokens of a long row are left out.
-                inputs, targets = (each.unfold(1, length, length - 1) for each in (inputs, targets))
-                inputs, targets = (each[:, : self.length // length] for each in (inputs, targets))
-            inputs, targets = inputs.reshape(-1, length), targets.reshape(-1, length)
         if self.format == "tuple":
             if tensors:
                 raise PlanError(
@@ -196,10 +155,9 @@ class Shape:
         names = ("input_ids", "labels") if self.format == "hf" else ("inputs", "targets")
         return {names[0]: inputs, names[1]: targets, **tensors}
 
-    def unread_targets(self, sources: Mapping[str, Rows], position: int) -> int:
-        """Return how many tokens of windows are no target of rows of the length at `position`."""
-        per_row = self.row_targets(self.length_at(position))
-        return sum(rows.unread(per_row) for rows in _windows(sources).values())
+    def unread_targets(self, sources: Mapping[str, Rows]) -> int:
+        """Return how many tokens of windows are no target of any row."""
+        return sum(rows.unread(self.row_targets) for rows in _windows(sources).values())
 
     def check_targets(self, sources: Mapping[str, Rows]) -> None:
         """Check that `format="hf"`, where the first token of a row is no target, loses no targets.
@@ -207,32 +165,23 @@ class Shape:
         Warns if windows do not overlap by the token that makes up for it.
 
         Raises:
-            PlanError: rows have no target at all, or `lengths` would cut packed documents.
+            PlanError: rows have no target at all.
         """
         if self.format != "hf":
             return
-        if self.lengths and any(rows.whole_documents for rows in sources.values()):
-            raise PlanError(
-                f"lengths={dict(self.lengths)} would cut packed documents in two, and with "
-                'format="hf" the token after each cut is not a target. Use format="dict", or leave '
-                "lengths out."
-            )
-        # The shortest rows leave out the most targets.
-        length = min([self.length, *(length for _, length in self.lengths)])
-        kept = self.row_targets(length)
+        kept = self.row_targets
         for name, rows in _windows(sources).items():
             if not kept:
                 raise PlanError(
-                    f'Rows of {length} token have no target with format="hf": the model shifts '
+                    'Rows of 1 token have no target with format="hf": the model shifts '
                     "labels itself, so it needs rows of 2 tokens or more."
                 )
             if rows.stride is not None and rows.stride > kept:
-                cut = f" while lengths= cuts rows to {length:,}" if length < self.length else ""
                 # The warning shows the line that called Loader: level 1 is this method, 2 is
                 # Loader.__init__, and 3 is that line.
                 warnings.warn(
                     f'format="hf" leaves out {_left_out(rows, rows.stride, kept)} of source '
-                    f'"{name}"{cut}: the model shifts labels itself, so the first token of a row '
+                    f'"{name}": the model shifts labels itself, so the first token of a row '
                     "is not a target. Rows that overlap keep them: "
                     f"Windows(…, {rows.length}, stride={kept}).",
                     stacklevel=3,

@@ -26,7 +26,6 @@ import numpy as np
 from penstock.loader.read import Assembler
 from penstock.loader.run import AnyPlan, Run
 from penstock.loader.state import of_samples, of_tokens, source_keys
-from penstock.order.budget import Budget
 from penstock.rows.protocol import Array, Integers
 from penstock.store.files import read_file, write_file
 from penstock.store.folders import open_regular
@@ -58,8 +57,7 @@ class RowReader:
     def __init__(self, plan: AnyPlan, check: Callable[[Array], None] | None = None) -> None:
         self.plan = plan
         self._check = check
-        sizes = {} if isinstance(plan, Budget) else {0: 1}
-        run = Run(plan, sizes, 0, 1, epochs=None, num_steps=None, drop_last=True)
+        run = Run(plan, {0: 1}, 0, 1, epochs=None, num_steps=None, drop_last=True)
         self.assembler = Assembler(run)
         self._keys = source_keys(plan.names)
 

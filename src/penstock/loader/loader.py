@@ -12,14 +12,14 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, cast, overload
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from penstock.errors import PlanError, ResumeError
 from penstock.loader import batch_format as formats
-from penstock.loader.arguments import LoaderOptions, ShuffleMode, batch_sizes, place_of, plan_of
+from penstock.loader.arguments import LoaderOptions, ShuffleMode, batch_sizes, plan_of, rank_of
 from penstock.loader.batch import DeviceCopy, Made, Maker, checked_device, made_blocks
 from penstock.loader.batch_dict import shown
 from penstock.loader.batch_format import BatchFormat
-from penstock.loader.mesh import AnyMesh
 from penstock.loader.packed import check_packed_rows
 from penstock.loader.prefetch import Ahead
 from penstock.loader.rank_positions import RankPositions
@@ -104,7 +104,7 @@ class Loader(Generic[Batch]):
         global_batch_size: int | Mapping[int, int] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        mesh: AnyMesh | None = None,
+        mesh: DeviceMesh | None = None,
         seed: int | None = None,
         shuffle: ShuffleMode | None = None,
         epochs: int | None = None,
@@ -117,15 +117,14 @@ class Loader(Generic[Batch]):
         """Make a loader over a plan, or over rows.
 
         Args:
-            rows: A `Plan`, or rows to make a plan of with `seed` and `shuffle`; or a `Budget` of a
-                plan, which replaces the batch size.
+            rows: A `Plan`, or rows to make a plan of with `seed` and `shuffle`.
             batch_size: Rows per step on this rank.
             global_batch_size: Rows per step on all ranks together, instead; or sizes by the
                 position from which each applies. Must be a multiple of `world_size`.
             rank: The rank of this process; by default that of `torch.distributed`, or 0.
             world_size: The number of ranks. Give it together with `rank`, or leave out both.
             mesh: torch's DeviceMesh, instead of both: ranks are counted along its data dimensions,
-                such as "dp_shard". `MeshRoles` names others, and can slice rows.
+                such as "dp_shard".
             seed: The seed of the order, if `rows` is not a plan.
             shuffle: "full", "block", "part" or "none", if `rows` is not a plan; see `Plan`.
             epochs: How many times one loop reads all rows; the next loop reads the epochs that
@@ -137,30 +136,33 @@ class Loader(Generic[Batch]):
             device: The device of the batches; the CPU if None. CUDA copies use a separate stream.
             format: "dict" (`inputs`, `targets`, shifted), "tuple" of the same, "hf" (`input_ids`,
                 `labels`, not shifted), or "narrow" (`tokens` in the dtype of the store). Or a
-                `BatchFormat`, which can also add the source and the position of each row, or begin
-                with shorter rows.
+                `BatchFormat`, which can also add the source and the position of each row.
             prefetch: How many blocks of batches a thread makes ahead of time; 0 for no thread.
         """
         if prefetch < 0:
             raise PlanError(f"prefetch={prefetch} must be at least 0.")
         self.plan = plan_of(rows, seed, shuffle)
-        self.rank, self.world_size, row_slice = place = place_of(rank, world_size, mesh)
-        sizes = batch_sizes(self.plan, batch_size, global_batch_size, self.world_size)
+        self.rank, self.world_size = rank_of(rank, world_size, mesh)
+        sizes = batch_sizes(batch_size, global_batch_size, self.world_size)
         self._sizes, self.rank_positions = sizes, RankPositions(self.world_size)
         self.run = Run(
-            self.plan, sizes, *place[:2], epochs=epochs, num_steps=steps, drop_last=drop_last
+            self.plan,
+            sizes,
+            self.rank,
+            self.world_size,
+            epochs=epochs,
+            num_steps=steps,
+            drop_last=drop_last,
         )
         self._iterator_number = 0
         self._reader: Ahead[Iterable[Made]] | None = None
         self._prefetch = prefetch
         self.device = checked_device("cpu" if device is None else device)
         chosen = format if isinstance(format, BatchFormat) else BatchFormat(fields=format)
-        if row_slice is not None:
-            row_slice.check(chosen, self.plan.sources)
         read = self._assembler = Assembler(self.run, by_tokens=chosen.fingerprint == "tokens")
-        self.shape = formats.Shape(chosen, read.length, is_padded=read.side is not None)
+        self.shape = formats.Shape(chosen, read.length)
         self.shape.check_targets(self.plan.sources)
-        self._maker = Maker(self.shape, self.device, read.side, read.whole_documents, row_slice)
+        self._maker = Maker(self.shape, self.device, read.side, read.whole_documents)
         self.fingerprint: int | None = None
         """The fingerprint of the last batch on this rank, of whole rows. The sum over all ranks
         (of a mesh: one of each group that reads the same rows) does not depend on their number."""
@@ -180,8 +182,8 @@ class Loader(Generic[Batch]):
 
     @property
     def unread_targets(self) -> int:
-        """How many tokens of `Windows` are no target of rows of the length at `position`."""
-        return self.shape.unread_targets(self.plan.sources, self.position)
+        """How many tokens of `Windows` are no target of any row."""
+        return self.shape.unread_targets(self.plan.sources)
 
     @property
     def step(self) -> int:

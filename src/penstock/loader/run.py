@@ -16,14 +16,13 @@ from operator import index
 from typing import SupportsIndex
 
 from penstock.errors import PlanError, UnknownLengthError
-from penstock.order.budget import Budget
 from penstock.order.integers import END
 from penstock.order.plan import Plan
 from penstock.order.steps import Shard, Steps
 from penstock.ranges import whole_number
 from penstock.streaming.plan import StreamedPlan
 
-AnyPlan = Plan | Budget | StreamedPlan
+AnyPlan = Plan | StreamedPlan
 
 
 class Run:
@@ -31,7 +30,7 @@ class Run:
 
     Args:
         plan: The order of the rows.
-        sizes: Rows of a global batch, by the position from which each applies; empty for a budget.
+        sizes: Rows of a global batch, by the position from which each applies.
         rank: The rank of this process.
         world_size: The number of ranks.
         epochs: How many times a pass reads all rows.
@@ -83,7 +82,7 @@ class Run:
             return None if rows is None else whole_number("epochs", self._epochs) * rows
         if self._asked_steps is not None:
             # Sizes may change by position, so the end of the last step has to be computed.
-            end = self._steps_from(0, 0).span(whole_number("steps", self._asked_steps) - 1)[1]
+            end = Steps(self._sizes).span(whole_number("steps", self._asked_steps) - 1)[1]
             if end > plan.end:
                 raise PlanError(
                     f"steps={self._asked_steps:,} needs {end:,} rows, but the plan ends after "
@@ -91,12 +90,6 @@ class Run:
                 )
             return end
         return plan.end if plan.end < END else None
-
-    def _steps_from(self, start: int, position: int) -> Steps:
-        """Return the steps, counted from `start`; with a budget, counted from `position`."""
-        if isinstance(self.plan, Budget):
-            return self.plan.steps(position)
-        return Steps(self._sizes, start=start)
 
     def lay_out(self) -> None:
         """Compute the steps of the pass, counted from its start.
@@ -112,11 +105,11 @@ class Run:
             start = position // rows * rows
         self.end: int | None = None if rows is None else start + rows
         """The position after the last row of the pass; None if there is none, or it is unknown."""
-        steps = self._steps_from(start, position)
+        steps = Steps(self._sizes, start=start)
         # No step begins at the end of a pass, but the steps before it keep their numbers.
         ended = self.end is not None and position >= self.end
         aligned = ended or (position < END and steps.span(steps.at(position))[0] == position)
-        self.steps: Steps = steps if aligned else Steps(self._sizes, start=position)
+        self.steps = steps if aligned else Steps(self._sizes, start=position)
         self.shard = Shard(self.steps, rank=self.rank, world_size=self.world_size)
         """The rows of this rank in each step."""
         self._count_steps()
@@ -129,7 +122,7 @@ class Run:
 
     def refuse_no_step(self) -> None:
         """Raise PlanError if a pass has no step, because its rows do not fill one batch."""
-        if self.num_steps == 0 and self._pass_rows and isinstance(self.steps, Steps):
+        if self.num_steps == 0 and self._pass_rows:
             raise PlanError(
                 f"This run has {self._pass_rows:,} rows, and its first batch on all ranks together "
                 f"takes {self.steps.sizes[0]:,}, so there would be no step. Use a smaller batch "

@@ -18,7 +18,6 @@ from penstock.loader import state as states
 from penstock.loader.amended import check_ledger
 from penstock.loader.run import AnyPlan, Run
 from penstock.loader.state import State
-from penstock.order.budget import Budget
 from penstock.order.integers import END
 from penstock.order.plan import Plan
 from penstock.store.reader import TokenStore
@@ -135,7 +134,7 @@ def _short(plan: AnyPlan) -> State:
 
 def _store_of(plan: AnyPlan) -> TokenStore | None:
     """Return the store that `plan` reads part by part; None if it does not."""
-    if isinstance(plan, Budget) or plan.shuffle != "part" or len(plan.names) > 1:
+    if plan.shuffle != "part" or len(plan.names) > 1:
         return None
     (rows,) = plan.sources.values()
     members = () if rows.stream is None else rows.stream.members

@@ -15,7 +15,6 @@ from penstock.exports import lazy_exports
 if TYPE_CHECKING:
     from penstock.order.amend import Amendment as Amendment
     from penstock.order.arguments import Caps as Caps
-    from penstock.order.budget import Budget as Budget
     from penstock.order.plan import Plan as Plan
     from penstock.order.samples import Sample as Sample
     from penstock.order.shuffle import Block as Block
@@ -25,7 +24,6 @@ else:
         {
             "amend": "Amendment",
             "arguments": "Caps",
-            "budget": "Budget",
             "plan": "Plan",
             "samples": "Sample",
             "shuffle": "Block",

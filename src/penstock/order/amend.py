@@ -180,13 +180,13 @@ def amended_stages(
     _check_names(plan, read, amendment)
     if not (amendment.weights or amendment.add or amendment.drop):
         return list(stages)
+    if not plan.is_weighted and (len(plan.names) > 1 or amendment.weights is None):
+        raise PlanError(
+            "This plan has no weights: every row of all sources is read once an epoch, in one "
+            "order of all, so weights cannot begin in the middle of it, and sources cannot be "
+            "added or dropped. Start a run with weights."
+        )
     if amendment.weights is not None:
-        if not plan.is_weighted and (len(plan.names) > 1 or len(stages) > 1):
-            raise PlanError(
-                "This plan has no weights: every row of all sources is read once an epoch, in one "
-                "order of all, so weights cannot begin in the middle of it. Add or drop sources, "
-                "or start a run with weights."
-            )
         names = [*plan.names, *(each["name"] for each in amendment.sources)]
         weights = {name: amendment.weights.get(name, 0) for name in names}
         # A source alone is in the same order with weights as without.
@@ -217,8 +217,6 @@ def _changed(stage: StageArguments, plan: "Plan", amendment: Amendment) -> Stage
             f"Without {quoted(amendment.drop)}, no source is left from position "
             f"{stage.position:,} on. Add another one in the same amendment."
         )
-    if stage.sources is not None:
-        return stage._replace(sources=left)
     weights = _weights_of(stage, plan)
     kept = {name: weights[name] if name in left else 0 for name in plan.names}
     return StageArguments(stage.position, weights=kept)

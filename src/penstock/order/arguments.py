@@ -14,7 +14,6 @@ from operator import index
 from typing import NamedTuple, final
 
 from penstock.errors import PlanError
-from penstock.order.epochs import Members
 from penstock.order.schedule import Exhausted, Stage
 from penstock.order.shuffle import REMOTE_BLOCK, Block, Mode
 from penstock.order.weights import Weight, as_fraction, exact_weights, is_finite, tempered_weights
@@ -145,7 +144,7 @@ def read_stages(
     names: Sequence[str],
     weights: Mapping[str, Weight] | object,
     temperature: float | None,
-    schedule: Mapping[int, Mapping[str, Weight] | Sequence[str]] | None,
+    schedule: Mapping[int, Mapping[str, Weight]] | None,
 ) -> list[StageArguments]:
     """Return the arguments of each stage, in order; by default, one stage of all sources."""
     if weights is not None and not isinstance(weights, Mapping):
@@ -170,22 +169,15 @@ def read_stages(
                 "The schedule has a stage at position 0, but weights= or temperature= already say "
                 "how to mix from there. Leave one of them out."
             )
-        asked = later[position]
-        if isinstance(asked, Mapping):
-            stages.append(StageArguments(position, weights=asked))
-        else:
-            # A string is a sequence too: "web" would be read as the sources "w", "e" and "b".
-            listed = [asked] if isinstance(asked, str) else asked
-            stages.append(StageArguments(position, sources=listed))
-    if len({stage.sources is None for stage in stages}) > 1:
-        raise PlanError(
-            "Some stages have weights and others only names. Without weights, every sample is "
-            "read once an epoch, and the two cannot be combined. Give weights in every stage or "
-            "in none."
-        )
+        weights = later[position]
+        if not isinstance(weights, Mapping):
+            raise PlanError(
+                f"The stage at position {position:,} is {weights!r}; it must be a dict with the "
+                "weight of each source by its name."
+            )
+        stages.append(StageArguments(position, weights=weights))
     for stage in stages:
-        given = stage.weights if stage.weights is not None else stage.sources or ()
-        _check_names(names, given, f"The stage at position {stage.position:,}")
+        _check_names(names, stage.weights or (), f"The stage at position {stage.position:,}")
     return stages
 
 
@@ -216,24 +208,11 @@ def read_weights(
     return weighted
 
 
-def read_members(
-    stages: Sequence[StageArguments], names: Sequence[str], sizes: Sequence[int]
-) -> list[Members]:
-    """Return the sources of each stage, as numbers, for a plan without weights."""
-    numbers = {name: number for number, name in enumerate(names)}
-    read = []
-    for stage in stages:
-        listed = list(stage.sources or ())
-        if not listed or len(set(listed)) < len(listed):
-            raise PlanError(
-                f"The stage at position {stage.position:,} reads {quoted(listed) or 'nothing'}; "
-                "it must name at least one source, each once."
-            )
-        for name in listed:
-            if not sizes[numbers[name]]:
-                raise PlanError(f'Source "{name}" has no rows to read. Leave it out.')
-        read.append(Members(stage.position, [numbers[name] for name in listed]))
-    return read
+def refuse_empty(names: Sequence[str], sizes: Sequence[int]) -> None:
+    """Raise a PlanError if a source of a plan without weights has no rows."""
+    for name, size in zip(names, sizes, strict=True):
+        if not size:
+            raise PlanError(f'Source "{name}" has no rows to read. Leave it out.')
 
 
 def cap_rows(caps: Caps, names: Sequence[str], sizes: Sequence[int]) -> list[int | None]:

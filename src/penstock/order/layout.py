@@ -52,8 +52,8 @@ class OrderSettings:
                 "Loader(plan, …, epochs=2)."
             )
         if not self.is_weighted:
-            stages = arguments.read_members(self.stages, self.names, self.sizes)
-            return EpochOrder(stages, self._domains())
+            arguments.refuse_empty(self.names, self.sizes)
+            return EpochOrder(self._domains())
         schedule = Schedule(
             arguments.read_weights(self.stages, self.names, self.sizes),
             caps=self._cap_rows(),
@@ -63,8 +63,6 @@ class OrderSettings:
 
     def continued(self, order: Mixture | EpochOrder, start: int) -> Mixture | EpochOrder:
         """Return the order of these settings that equals `order` before position `start`."""
-        if not self.is_weighted:
-            return self.lay_out()  # stages of sources do not change rows before them
         # A source alone, without weights, is in the same order as with them.
         before = order.schedule if isinstance(order, Mixture) else Schedule([Stage(0, [1])])
         later = [each for each in self.stages if each.position >= start]

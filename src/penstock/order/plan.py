@@ -65,8 +65,8 @@ class Plan:
         shuffle: "full", "block" or a `Block`, "part", "none"; see `penstock.order.shuffle`. If it
             is None, "full"; with a remote store among the sources, `Block(rows="part", group=4)`.
         temperature: Instead of weights: shares in proportion to rows ** (1 / temperature).
-        schedule: By position, the weights that apply from there on; or, in a plan without weights,
-            the names of the sources that are read. Each source continues where it stopped.
+        schedule: By position, the weights that apply from there on. Each source continues where it
+            stopped.
         max_epochs: In a plan with weights, the largest number of epochs of each source: a number,
             numbers by name, or `Caps`, which also say what happens when it is reached.
 
@@ -91,7 +91,7 @@ class Plan:
         seed: int = 0,
         shuffle: Mode | Block | None = None,
         temperature: float | None = None,
-        schedule: Mapping[int, Mapping[str, Weight] | Sequence[str]] | None = None,
+        schedule: Mapping[int, Mapping[str, Weight]] | None = None,
         max_epochs: float | Mapping[str, float] | Caps | None = None,
     ) -> None:
         given = rows if isinstance(rows, Mapping) else {"data": rows}
@@ -117,7 +117,7 @@ class Plan:
         self._order = self._settings.lay_out()
         self._layout: Layout = self._order
         self.epoch_rows = self._layout.epoch_rows
-        """The rows of an epoch; None if sources have separate epochs, or join later."""
+        """The rows of an epoch; None if sources have separate epochs."""
         self.end = self._layout.end
         """The first position that has no sample: 2^62, or where `max_epochs` is reached."""
 
@@ -125,8 +125,8 @@ class Plan:
         """Return the rows of an epoch."""
         if self.epoch_rows is None:
             raise UnknownLengthError(
-                "This plan has no length: with weights, or sources that join later, every source "
-                "has separate epochs. Give the run a number of steps."
+                "This plan has no length: with weights, every source has separate epochs. Give the "
+                "run a number of steps."
             )
         return self.epoch_rows
 

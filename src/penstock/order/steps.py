@@ -44,9 +44,6 @@ class Steps:
     (2, 3)
     """
 
-    multiple = 1
-    """Batches are padded to a multiple of this many rows."""
-
     def __init__(self, batch_rows: int | Mapping[int, int], *, start: int = 0) -> None:
         sizes = batch_rows if isinstance(batch_rows, Mapping) else {0: batch_rows}
         if not 0 <= start < END:
@@ -79,7 +76,7 @@ class Steps:
             stages.append((step + num_steps, begin + num_steps * last_rows, rows))
         self._steps, self._starts, self._rows = np.array(stages, dtype=np.int64).T
         self.sizes: tuple[int, ...] = tuple(self._rows.tolist())
-        """The batch sizes that occur, in order; empty if a budget decides them."""
+        """The batch sizes that occur, in order."""
 
     def span(self, step: int) -> tuple[int, int]:
         """Return the first position of a step, and the position after its last."""
@@ -169,9 +166,7 @@ class Shard:
     """The positions that one rank reads in each step.
 
     Every rank reads equally many rows of a step. `world_size` must divide the batch sizes of
-    `Steps`. To the batches of a budget, empty rows are added: first up to a multiple of
-    `steps.multiple` rows, then until all ranks have equally many. So 13 rows with a multiple of 8
-    become 16, and 3 ranks read 6 each.
+    `Steps`.
 
     Args:
         steps: The steps of the run.
@@ -196,12 +191,7 @@ class Shard:
 
     def rows(self, first: int, stop: int) -> Integers:
         """Return how many rows this rank reads in each step in [first, stop)."""
-        return self._shares(self.steps.spans(first, stop)[1])
-
-    def _shares(self, rows: Integers) -> Integers:
-        # Rounded up twice: 13 rows in multiples of 8 are 16, and on 3 ranks 6 each.
-        padded = -(-rows // self.steps.multiple) * self.steps.multiple
-        return -(-padded // self.world_size)
+        return self.steps.spans(first, stop)[1] // self.world_size
 
     def positions(self, first: int, stop: int, *, end: int | None = None) -> Integers:
         """Return the positions that this rank reads in the steps [first, stop), concatenated.
@@ -217,7 +207,7 @@ class Shard:
         array([ 6,  7, 10, -1])
         """
         starts, rows = self.steps.spans(first, stop)
-        shares = self._shares(rows)
+        shares = rows // self.world_size
         # For rank 1 of 2 and the steps (4, 8) and (8, 12): shares 2 2, positions 6 7 | 10 11.
         positions = ranges(starts + self.rank * shares, shares)
         stops = starts + rows if end is None else np.minimum(starts + rows, end)

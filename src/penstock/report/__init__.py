@@ -1,9 +1,8 @@
-"""A page about a store, a recipe or a run: one HTML file, or served on this machine.
+"""A page about a store, a recipe or a run: one HTML file.
 
     STORE|RECIPE|RUN ── subject ── sections (corpus, runs, viewer) ── page ──► HTML file
-                                                                   └─ server ──► 127.0.0.1
 
-The page makes no requests to other machines, and all text from data is escaped.
+The page makes no requests and runs no script, and all text from data is escaped.
 """
 
 from typing import TYPE_CHECKING
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING
 from penstock.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from penstock.report.server import ReportServer as ReportServer
     from penstock.report.subject import Subject as Subject
     from penstock.report.subject import open_subject as open_subject
     from penstock.report.write import write_report as write_report
@@ -19,7 +17,6 @@ else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "server": "ReportServer",
             "subject": "Subject open_subject",
             "write": "write_report",
         },

@@ -1,8 +1,8 @@
 """One HTML page, with everything in it.
 
 The page may be opened by a person who does not trust the data. So its Content-Security-Policy
-allows only the script and the style whose hashes it names, and no requests at all. If text from
-data became markup by a mistake, a browser would still not run it.
+allows only the style whose hash it names, no script, and no requests at all. If text from data
+became markup by a mistake, a browser would still not run it.
 """
 
 import base64
@@ -33,42 +33,30 @@ def environment() -> "Environment":
     )
 
 
-def page_html(name: str, sections: list[dict[str, str]], *, live: bool = False) -> str:
-    """Return a page with some sections; a live page fetches its sections."""
+def page_html(name: str, sections: list[dict[str, str]]) -> str:
+    """Return a page with some sections."""
     from penstock import __version__
 
-    style, script = _assets()
     return (
         environment()
         .get_template("page.html")
         .render(
             title=visible(name, lines=False),
             sections=sections,
-            policy=policy(live=live),
-            style=style,
-            script=script,
-            live=live,
+            policy=_policy(),
+            style=_style(),
             version=__version__,
         )
     )
 
 
-@cache
-def policy(*, live: bool = False) -> str:
-    """Return the Content-Security-Policy of a page; a live one may fetch from its own server."""
-    style, script = (f"'sha256-{_digest(each)}'" for each in _assets())
-    rules = ["default-src 'none'", f"style-src {style}", f"script-src {script}", "img-src data:"]
-    rules += ["connect-src 'self'"] if live else []
+def _policy() -> str:
+    digest = base64.b64encode(hashlib.sha256(_style().encode()).digest()).decode()
+    rules = ["default-src 'none'", f"style-src 'sha256-{digest}'", "img-src data:"]
     return "; ".join([*rules, "base-uri 'none'", "form-action 'none'"])
 
 
 @cache
-def _assets() -> tuple[str, str]:
-    """Return the style and the script of all pages."""
-    folder = files("penstock.report") / "templates"
-    style, script = ((folder / name).read_text("utf-8") for name in ("page.css", "page.js"))
-    return palette_css() + style, script
-
-
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+def _style() -> str:
+    """Return the style of all pages."""
+    return palette_css() + (files("penstock.report") / "templates/page.css").read_text("utf-8")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from penstock.report.corpus_section import corpus
 from penstock.report.page import environment
 from penstock.report.subject import Subject
-from penstock.report.viewer import chosen_documents, embedded_documents, embedded_steps
+from penstock.report.viewer import chosen_documents, shown_documents, shown_steps
 
 Context = dict[str, object]
 
@@ -24,8 +24,6 @@ class Section:
     title: str
     measure: Callable[[Subject], Context]
     template: str
-    is_live: bool = False
-    """Whether its numbers may change while the page is served."""
 
 
 def render(section: Section, subject: Subject) -> str:
@@ -35,7 +33,7 @@ def render(section: Section, subject: Subject) -> str:
 
 
 def sections_of(subject: Subject) -> list[Section]:
-    """Return the sections of a page; those of a viewer have their data in the page."""
+    """Return the sections of a page."""
     documents = [Section("documents", "Documents", _documents, "viewer.html")]
     if not chosen_documents(subject):
         documents = []
@@ -46,7 +44,7 @@ def sections_of(subject: Subject) -> list[Section]:
     from penstock.report import run_sections
 
     logged = (subject.run.job.output / "metrics.jsonl").exists() and subject.run.record is not None
-    curve = Section("loss", "Loss", run_sections.loss, "charts.html", is_live=True)
+    curve = Section("loss", "Loss", run_sections.loss, "charts.html")
     return [
         Section("run", "Run", run_sections.overview, "overview.html"),
         *([curve] if logged else []),
@@ -59,9 +57,8 @@ def sections_of(subject: Subject) -> list[Section]:
 
 
 def _steps(subject: Subject) -> Context:
-    return {"kind": "steps", "noun": "step", "items": embedded_steps(subject), "live": None}
+    return {"items": shown_steps(subject)}
 
 
 def _documents(subject: Subject) -> Context:
-    items = embedded_documents(subject)
-    return {"kind": "documents", "noun": "document", "items": items, "live": None}
+    return {"items": shown_documents(subject)}

@@ -1,13 +1,12 @@
-"""The rows of steps and the tokens of documents, as the viewer of the page takes them.
+"""The rows of some steps and the tokens of some documents, as templates/viewer.html takes them.
 
-    {"label": "step 12, loss 3.41", "num_rows": 8, "row": {
+    {"label": "step 12, loss 3.41", "rows": [{
         "title": "row 0, position 88: …", "note": "",
         "documents": ["web.jsonl:90210, document 17 of …"],
-        "ids": [15496, 995, …],
-        "pieces": [[1, "Hello", 0, 0], [1, " world", 1, 0], …]}}
+        "pieces": [([15496], "Hello", True, 0), ([995], " world", True, 0), …]}]}
 
-A piece is one or more tokens that are text together: their number, the text (null if the tokenizer
-is not known), 1 if they are targets, and the index of their document (-1 if it is not recorded).
+A piece is one or more tokens that are text together: their ids, the text (None if the tokenizer is
+not known), whether they are targets, and the index of their document (-1 if it is not recorded).
 """
 
 from itertools import pairwise
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cli.terminal import visible
-from penstock.errors import PlanError
 from penstock.report.corpus import Ids, document_ids, find_tokenizer, piece_texts, spread_documents
 from penstock.report.subject import Subject
 from penstock.store.reader import TokenStore
@@ -25,37 +23,35 @@ from penstock.tokenize.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from penstock.inspect.steps import RowDocument, StepRow
 
-Json = dict[str, Any]
-EMBEDDED_TOKENS = 1_024  # of a row in a file
-SERVED_TOKENS = 16_384
-_EMBEDDED_ROWS = 4
-_EMBEDDED_DOCUMENTS = 8
+Item = dict[str, Any]
+"""A step or a document."""
+Piece = tuple[list[int], str | None, bool, int]
+_TOKENS = 1_024  # of a row
+_ROWS = 4  # of a step
+_DOCUMENTS = 8
 _SPREAD_STEPS = 6
 _SPIKES = 2
 
 
-def step_row(subject: Subject, step: int, row: int, most: int = SERVED_TOKENS) -> Json:
-    """Return one row of a step.
-
-    Raises:
-        PlanError: the run has no such step, or the step has no such row.
-    """
+def shown_steps(subject: Subject) -> list[Item]:
+    """Return some steps of a run with their first rows."""
     from penstock.inspect.steps import read_rows
 
     run = subject.run
-    if run is None:
-        raise PlanError(f"{subject.name} is not a recipe or a run, so it has no steps.")
-    start, stop = subject.steps.span(step)
-    if not 0 <= row < stop - start:
-        raise PlanError(f"Step {step:,} has no row {row:,}; its {stop - start:,} rows begin at 0.")
-    (found,) = read_rows(run.plan, np.array([start + row]), start, subject.tokenizer)
-    loss = run.metrics.get(step, {}).get("loss")
-    label = f"step {step:,}" + (f", loss {loss:.4f}" if isinstance(loss, int | float) else "")
-    tokenizer = _tokenizer_of(subject, found)
-    return {"label": label, "num_rows": stop - start, "row": _step_row(found, tokenizer, most)}
+    assert run is not None
+    found = []
+    for step in _chosen_steps(subject):
+        start, stop = subject.steps.span(step)
+        rows = read_rows(
+            run.plan, np.arange(start, min(start + _ROWS, stop)), start, subject.tokenizer
+        )
+        loss = run.metrics.get(step, {}).get("loss")
+        label = f"step {step:,}" + (f", loss {loss:.4f}" if isinstance(loss, int | float) else "")
+        found.append({"label": label, "rows": [_step_row(subject, each) for each in rows]})
+    return found
 
 
-def document_row(subject: Subject, corpus: int, number: int, most: int = SERVED_TOKENS) -> Json:
+def shown_document(subject: Subject, corpus: int, number: int) -> Item:
     """Return the tokens of a document.
 
     Raises:
@@ -68,45 +64,29 @@ def document_row(subject: Subject, corpus: int, number: int, most: int = SERVED_
     if isinstance(member, TokenStore):
         origin = member.origin(number)
         where = f", {origin.file}:{origin.offset}"
-    some = ids[:most]
-    pieces: list[list[object]] = []
-    trained = np.ones(len(some), bool) if mask is None else mask[:most] != 0
+    some = ids[:_TOKENS]
+    pieces: list[Piece] = []
+    trained = np.ones(len(some), bool) if mask is None else mask[:_TOKENS] != 0
     # Cut where tokens begin or cease to be trained on: a piece has one colour.
     edges = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), len(some)]
     for start, stop in pairwise(edges):
-        pieces += _pieces(some[start:stop], tokenizer, trained=bool(trained[start:stop].any()))
+        is_target = bool(trained[start:stop].any())
+        pieces += _pieces(some[start:stop], tokenizer, trained=is_target, document=0)
     row = {
         "title": _plain(f"document {number:,} of {member.path}{where}"),
         "note": _note(len(some), len(ids)),
         "documents": [_plain(f"document {number:,} of {name}")],
-        "ids": some.tolist(),
-        "pieces": [[*each, 0] for each in pieces],
+        "pieces": pieces,
     }
-    return {"label": _plain(f"{name}: document {number:,}"), "num_rows": 1, "row": row}
+    return {"label": _plain(f"{name}: document {number:,}"), "rows": [row]}
 
 
-def embedded_steps(subject: Subject) -> list[Json]:
-    """Return some steps with their first rows, for a page in a file."""
-    found = []
-    for step in chosen_steps(subject):
-        rows = [step_row(subject, step, 0, EMBEDDED_TOKENS)]
-        count = min(_EMBEDDED_ROWS, rows[0]["num_rows"])
-        rows += [step_row(subject, step, row, EMBEDDED_TOKENS) for row in range(1, count)]
-        first = {name: rows[0][name] for name in ("label", "num_rows")}
-        found.append({**first, "rows": [each["row"] for each in rows]})
-    return found
+def shown_documents(subject: Subject) -> list[Item]:
+    """Return some documents of each store."""
+    return [shown_document(subject, *each) for each in chosen_documents(subject)]
 
 
-def embedded_documents(subject: Subject) -> list[Json]:
-    """Return some documents of each store, for a page in a file."""
-    found = []
-    for corpus, number in chosen_documents(subject):
-        each = document_row(subject, corpus, number, EMBEDDED_TOKENS)
-        found.append({"label": each["label"], "num_rows": 1, "rows": [each["row"]]})
-    return found
-
-
-def chosen_steps(subject: Subject) -> list[int]:
+def _chosen_steps(subject: Subject) -> list[int]:
     """Return the steps that a page shows: some at equal distances, and the highest loss spikes."""
     steps = subject.steps
     if not steps.total:
@@ -128,10 +108,10 @@ def _spikes(subject: Subject) -> list[int]:
 
 def chosen_documents(subject: Subject) -> list[tuple[int, int]]:
     """Return the stores and numbers of the documents that a page shows."""
-    each = max(1, _EMBEDDED_DOCUMENTS // max(1, len(subject.corpora)))
+    each = max(1, _DOCUMENTS // max(1, len(subject.corpora)))
     return [
         (corpus, number)
-        for corpus, member in enumerate(list(subject.corpora.values())[:_EMBEDDED_DOCUMENTS])
+        for corpus, member in enumerate(list(subject.corpora.values())[:_DOCUMENTS])
         if member.has_documents
         for number in spread_documents(member, each)
     ]
@@ -143,23 +123,22 @@ def _tokenizer_of(subject: Subject, row: "StepRow") -> Tokenizer | None:
     return None if stream is None else find_tokenizer(stream.members[0], subject.tokenizer)
 
 
-def _step_row(row: "StepRow", tokenizer: Tokenizer | None, most: int) -> Json:
-    pieces: list[list[object]] = []
-    left = most
+def _step_row(subject: Subject, row: "StepRow") -> Item:
+    tokenizer = _tokenizer_of(subject, row)
+    pieces: list[Piece] = []
+    left = _TOKENS
     for segment in row.segments:
         ids = np.array(segment.tokens[:left], np.int64)
         left -= len(ids)
         document = -1 if segment.document is None else segment.document
-        found = _pieces(ids, tokenizer, trained=segment.trained)
-        pieces += [[*each, document] for each in found]
-    tokens = row.tokens
+        pieces += _pieces(ids, tokenizer, trained=segment.trained, document=document)
+    num_tokens = len(row.tokens)
     place = f"row {row.number:,}, position {row.position:,}: row {row.sample:,} of {row.source}"
-    counts = f"{row.num_trained:,} of {len(tokens):,} tokens trained on"
+    counts = f"{row.num_trained:,} of {num_tokens:,} tokens trained on"
     return {
         "title": _plain(f"{place}, epoch {row.epoch:,}; {counts}"),
-        "note": _note(min(most, len(tokens)), len(tokens)),
+        "note": _note(min(_TOKENS, num_tokens), num_tokens),
         "documents": [_document_text(each) for each in row.documents],
-        "ids": tokens[:most],
         "pieces": pieces,
     }
 
@@ -170,11 +149,16 @@ def _document_text(each: "RowDocument") -> str:
     return _plain(f"{place}, its tokens {each.first_token:,} to {last:,}")
 
 
-def _pieces(ids: Ids, tokenizer: Tokenizer | None, *, trained: bool) -> list[list[object]]:
+def _pieces(ids: Ids, tokenizer: Tokenizer | None, *, trained: bool, document: int) -> list[Piece]:
     if tokenizer is None:
-        return [[1, None, int(trained)] for _ in range(len(ids))]
-    # Control characters could reverse or hide the text beside them.
-    return [[count, visible(text), int(trained)] for count, text in piece_texts(ids, tokenizer)]
+        return [([each], None, trained, document) for each in ids.tolist()]
+    pieces: list[Piece] = []
+    start = 0
+    for count, text in piece_texts(ids, tokenizer):
+        # Control characters could reverse or hide the text beside them.
+        pieces.append((ids[start : start + count].tolist(), visible(text), trained, document))
+        start += count
+    return pieces
 
 
 def _plain(text: str) -> str:

@@ -28,7 +28,6 @@ def main() -> int:
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", type=int)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--max_minutes", "--max-minutes", type=float)
-    parser.add_argument("--parallel", choices=("ddp", "fsdp"))
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     # The same flags as `penstock train` has through typer, which is not imported here.
     flags = vars(parser.parse_args())

@@ -1,13 +1,12 @@
 """Checkpoints: everything about a run that cannot be computed again.
 
     run/checkpoints/step-00000500.pt     model, optimizers, the loader's state, progress
-    run/checkpoints/step-00000500/       the same of a sharded model (see `shard_files`)
 
 A checkpoint is complete or absent (see `penstock.store.files`), and has the SHA-256 of its
 contents, which is compared before anything is loaded. A run that is killed while
 it saves resumes from the previous checkpoint. There is no random state to save: the dropout of a
-step is drawn from a key derived from the step. Loading runs no code (`weights_only`, or JSON and
-raw bytes). Both kinds can be loaded with any number of processes, sharded or not.
+step is drawn from a key derived from the step. Loading runs no code (`weights_only`), and any
+number of processes can load the same file.
 """
 
 import errno
@@ -15,33 +14,27 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from penstock.digest import parse_checked
 from penstock.errors import PenstockError, StoreBusyError, TrainError
 from penstock.store.files import (
     make_directory,
-    read_file,
     remove_file,
     remove_temporary,
     sync_directory,
     write_file,
 )
-from penstock.store.folders import open_regular, remove_tree
+from penstock.store.folders import open_regular
 from penstock.store.lock import lock_path, locked
 from penstock.train.config import ModelConfig
 from penstock.train.distributed import World
-from penstock.train.logs import json_values
-from penstock.train.record import CHECKPOINT_MANIFEST as MANIFEST
-from penstock.train.record import CHECKPOINT_NAME, checkpoint_paths
-from penstock.train.sharding import is_sharded, sharded_as
+from penstock.train.record import checkpoint_paths
 
 _FORMAT = 3
 _FORMATS = (2, _FORMAT)
@@ -55,10 +48,7 @@ _LISTS = {"format", "optimizers"}
 _NO_LOCKS = {errno.EACCES, errno.EROFS, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 
 Contents = dict[str, Any]
-"""Values by name. Tensors, numbers and texts, which torch loads without running code.
-
-Those of a sharded checkpoint have "tensors", where the tensors are in which files, and "directory".
-"""
+"""Values by name. Tensors, numbers and texts, which torch loads without running code."""
 
 
 class Checkpoints:
@@ -69,7 +59,7 @@ class Checkpoints:
         self._keep_last = keep_last
 
     def paths(self) -> dict[int, Path]:
-        """The checkpoints by their step, oldest first: files, and directories of shards."""
+        """The checkpoints by their step, oldest first."""
         return checkpoint_paths(self.directory)
 
     def last_saved(self) -> str:
@@ -77,42 +67,16 @@ class Checkpoints:
         steps = list(self.paths())
         return f"The last checkpoint is step {steps[-1]:,}." if steps else "Nothing is saved yet."
 
-    def save(self, step: int, contents: Contents, world: World | None = None) -> None:
-        """Write the checkpoint of a step, then remove the oldest ones beyond `keep_last`.
-
-        All processes of `world` call this. The main one writes a file, unless the model is sharded.
-        """
-        is_main = world is None or world.is_main
-        if is_main:
-            self.directory.parent.mkdir(parents=True, exist_ok=True)
-            make_directory(self.directory)
-            remove_temporary(self.directory)  # left by a run that was killed while it saved
-        path = self.directory / f"step-{step:08d}"
-        contents = {"format": _FORMAT, "step": step, **contents}
-        tensors = named_tensors(contents) if world is not None else {}
-        if world is not None and any(map(is_sharded, tensors.values())):
-            from penstock.train.shard_files import save_shards
-
-            groups = [{"param_groups": each["param_groups"]} for each in contents["optimizers"]]
-            others = {key: value for key, value in contents.items() if key != "model"}
-            progress = json_values(contents["progress"])
-            others |= {"progress": progress, "optimizers": groups}
-            save_shards(path / MANIFEST, tensors, others, world.rank)
-        else:
-            path = path.with_suffix(".pt")
-            if is_main:
-                _write(path, contents)
-        if is_main:
-            self._remove_old(path)
-
-    def _remove_old(self, saved: Path) -> None:
-        """Remove all checkpoints but the newest; `saved` is the one that was just written."""
+    def save(self, step: int, contents: Contents) -> None:
+        """Write the checkpoint of a step, then remove the oldest ones beyond `keep_last`."""
+        self.directory.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(self.directory)
+        remove_temporary(self.directory)  # left by a run that was killed while it saved
+        path = self.directory / f"step-{step:08d}.pt"
+        _write(path, {"format": _FORMAT, "step": step, **contents})
         # An older checkpoint is removed only after the new one is on disk under its name.
-        _remove(saved.with_suffix("" if saved.suffix else ".pt"))  # of the same step
-        kept = list(self.paths().values())[-self._keep_last :]
-        for path in self.directory.glob("step-*"):
-            if CHECKPOINT_NAME.fullmatch(path.name) and path not in kept:
-                _remove(path)
+        for path in list(self.paths().values())[: -self._keep_last]:
+            remove_file(path)
 
     def load(self, model: ModelConfig) -> Contents | None:
         """The newest checkpoint, on the CPU; None if there is none.
@@ -151,11 +115,10 @@ class Checkpoints:
             )
         if version == _FORMAT and not has_digest:
             raise TrainError(f"{path} is damaged: it has no digest at its end. {advice}")
-        keys = _KEYS if path.suffix else _KEYS - {"model"} | {"tensors"}
-        if version is None or not loaded.keys() >= keys:
+        if version is None or not loaded.keys() >= _KEYS:
             raise TrainError(f"{path} is not a checkpoint of penstock. {advice}")
         # Fields that a newer version of penstock has added are not in an old checkpoint.
-        odd = [each for each in sorted(keys - _LISTS) if not isinstance(loaded[each], Mapping)]
+        odd = [each for each in sorted(_KEYS - _LISTS) if not isinstance(loaded[each], Mapping)]
         if odd:
             raise TrainError(f"{path}: {odd[0]} is {loaded[odd[0]]!r:.60}, not a dict. {advice}")
         current, saved = asdict(model), loaded["model_config"]
@@ -185,68 +148,6 @@ class Checkpoints:
             ) from error
 
 
-def named_tensors(state: Contents) -> dict[str, Tensor]:
-    """All tensors of a learner, such as "model.norm.weight" and "optimizers.0.3.exp_avg"."""
-    found = {f"model.{name}": value for name, value in state.get("model", {}).items()}
-    for number, optimizer in enumerate(state.get("optimizers", [])):
-        for index, values in optimizer.get("state", {}).items():
-            found |= {f"optimizers.{number}.{index}.{key}": each for key, each in values.items()}
-    return found
-
-
-def restored(saved: Contents, weights: dict[str, Tensor], params: list[list[Tensor]]) -> Contents:
-    """The state of a learner from a checkpoint; all processes call this.
-
-    Args:
-        saved: What `Checkpoints.load` returned.
-        weights: The weights of the model by name. Tensors of the result are sharded like these.
-        params: The weights of each optimizer, in its order.
-    """
-    if "tensors" not in saved and not any(map(is_sharded, weights.values())):
-        return saved
-
-    def like(name: str) -> Tensor:
-        kind, _, rest = name.partition(".")
-        if kind == "model":
-            return weights[rest]
-        number, index, _ = rest.split(".")
-        return params[int(number)][int(index)]
-
-    if "tensors" in saved:
-        values = _read_shards(saved, like)
-    else:
-        # A count of steps, which has no dimensions, is the same on every process.
-        values = {
-            name: sharded_as(value, like(name)) if value.dim() else value
-            for name, value in named_tensors(saved).items()
-        }
-    state: Contents = {"model": {}}
-    state["optimizers"] = [{**each, "state": {}} for each in saved["optimizers"]]
-    for name, value in values.items():
-        kind, _, rest = name.partition(".")
-        if kind == "model":
-            state["model"][rest] = value
-        else:
-            number, index, key = rest.split(".")
-            state["optimizers"][int(number)]["state"].setdefault(int(index), {})[key] = value
-    return state
-
-
-def _read_shards(saved: Contents, like: Callable[[str], Tensor]) -> dict[str, Tensor]:
-    """The tensors of a sharded checkpoint, by name."""
-    from penstock.train.shard_files import load_shards
-
-    values: dict[str, Tensor] = {}
-    for name, table in saved["tensors"].items():
-        # Shapes are those of this model, so that a forged table cannot fill the memory.
-        target = like(name)
-        if table["shape"] not in ([], list(target.shape)):
-            raise ValueError(f"{name} has the shape {table['shape']!r:.60}")
-        values[name] = torch.empty_like(target) if table["shape"] else torch.zeros(())
-    load_shards(saved["directory"] / MANIFEST, saved["tensors"], values)
-    return values
-
-
 def _write(path: Path, contents: Contents) -> None:
     """Write a checkpoint to one file."""
     # torch.save writes to memory first: its own file could be cut short by a full disk, and
@@ -262,23 +163,10 @@ def _write(path: Path, contents: Contents) -> None:
 
 def _read(path: Path, advice: str) -> tuple[Contents, bool]:
     """The contents of a checkpoint, and whether it has a digest."""
-    if not path.suffix:
-        return {**parse_checked(read_file(path / MANIFEST)), "directory": path}, True
     has_digest = _check_digest(path, advice)
     with os.fdopen(open_regular(path), "rb") as stream:
         loaded: Contents = torch.load(stream, map_location="cpu", weights_only=True)
     return loaded, has_digest
-
-
-def _remove(path: Path) -> None:
-    """Remove a checkpoint, if there is one."""
-    if path.is_symlink() or not path.is_dir():
-        remove_file(path)
-        return
-    # Without its manifest it is no checkpoint: a kill leaves nothing that could be loaded.
-    remove_file(path / MANIFEST)
-    sync_directory(path)
-    remove_tree(path)
 
 
 def _check_digest(path: Path, advice: str) -> bool:

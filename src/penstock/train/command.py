@@ -53,7 +53,6 @@ _FLAGS = {
     "prefetch_factor": "training.prefetch",
     "max_minutes": "training.max_minutes",
     "steps": "training.steps",
-    "parallel": "training.parallel",
     "output": "output",
 }
 NO_VALIDATION = "there is no validation data; set it with data.val or --val_file"

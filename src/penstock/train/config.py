@@ -162,9 +162,6 @@ class TrainingConfig:
     global_batch_size: int | None = None
     """Rows of a step on all devices; gradients are accumulated over several micro-batches. If None,
     `batch_size` rows on each device, so a step has other rows on another number of devices."""
-    parallel: Literal["ddp", "fsdp"] = "ddp"
-    """How several processes share a model. "ddp": each has all of it, and gradients are averaged.
-    "fsdp": weights, gradients and optimizer state are sharded over the processes (FSDP2)."""
     precision: Literal["float32", "bfloat16", "fp8"] = "float32"
     compile: bool = False
     recompute: bool = False
@@ -194,8 +191,6 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         if self.steps is None and self.max_minutes is None:
             raise PlanError("A run needs an end: set steps or max_minutes.")
-        if self.parallel == "fsdp" and self.precision == "fp8":
-            raise PlanError('precision="fp8" does not work with parallel="fsdp". Use bfloat16.')
         _check_numbers(self, may_be_zero=("seed", "prefetch"))
         if self.seed >= 1 << 63:
             raise PlanError(f"seed must be below 2**63; got {self.seed}.")

@@ -16,12 +16,10 @@ from torch import Tensor, nn
 
 from penstock.errors import PlanError, TrainError
 from penstock.integrations.batch_size import largest_batch, round_down
-from penstock.train.checkpoint import restored
 from penstock.train.config import ModelConfig, TrainingJob
 from penstock.train.distributed import World
 from penstock.train.model import GPT
 from penstock.train.optimize import Optimizers
-from penstock.train.sharding import gathered, shard_model
 
 _CPU_ROWS = 8
 # The most tokens of a micro-batch. Twice as many made an H200 a seventh slower, not faster.
@@ -43,11 +41,7 @@ class Learner:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(job.training.seed)
             self.model = GPT(job.model, recompute=job.training.recompute)
-        self._is_sharded = job.training.parallel == "fsdp" and world.size > 1
-        if self._is_sharded:
-            shard_model(self.model, self.model.layers, world)
-        else:
-            self.model.to(world.device)
+        self.model.to(world.device)
         if job.training.precision == "fp8":
             _use_fp8(self.model)
         self.optimizers = Optimizers(self.model, job.optimization)
@@ -59,28 +53,16 @@ class Learner:
         return {"model": self.model.state_dict(), "optimizers": self.optimizers.state_dict()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Load what `state` returned, or a checkpoint; all processes call this."""
+        """Load what `state` returned, or a checkpoint."""
         self.optimizers.refuse_other(state["optimizers"])
-        state = restored(state, self.model.state_dict(), self.optimizers.params())
         self.model.load_state_dict(state["model"])
         self.optimizers.load_state_dict(state["optimizers"])
 
     def start(self) -> None:
         """Wrap the model for several processes, and compile it; call this after `load`."""
-        if not self._is_sharded:
-            self._parallel = self._world.data_parallel(self.model)
+        self._parallel = self._world.data_parallel(self.model)
         self._forward = torch.compile(self._parallel) if self._config.compile else self._parallel
         self._parallel.train()
-
-    def whole_model(self) -> GPT:
-        """The model with all weights, on the CPU if it is sharded; all processes call this."""
-        if not self._is_sharded:
-            return self.model
-        with torch.random.fork_rng(devices=[]):  # it draws weights, which are replaced
-            model = GPT(self.model.config)
-        weights = self.model.state_dict()
-        model.load_state_dict({name: gathered(each).cpu() for name, each in weights.items()})
-        return model.train(self.model.training)
 
     def fitting_rows(self) -> int:
         """The most rows that can be computed at once on the GPU; without a GPU, 8.
@@ -93,12 +75,6 @@ class Learner:
         device, length = self._world.device, self.model.config.length
         if device.type != "cuda":
             return round_down(_CPU_ROWS, share)
-        if self._is_sharded:
-            # Processes compute together. The others would wait for one that runs out of memory.
-            raise PlanError(
-                'batch_size="auto" is not possible with parallel="fsdp" on GPUs. Set batch_size to '
-                "a number of rows."
-            )
 
         def step(rows: int) -> None:
             vocab_size = self.model.config.vocab_size
@@ -137,7 +113,7 @@ class Learner:
                 torch.autograd.backward(loss * (self._world.size / num_targets))
             total += loss.detach()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._clip)
-        return torch.stack([self._world.sum(total) / num_targets, gathered(norm)])
+        return torch.stack([self._world.sum(total) / num_targets, norm])
 
     @torch.no_grad()
     def evaluate(

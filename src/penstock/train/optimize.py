@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from penstock.errors import TrainError
 from penstock.train.config import OptimizationConfig
-from penstock.train.sharding import gathered, joined_as, own_rows, sharded_as
 
 _MOMENTUM = 0.95
 
@@ -97,13 +96,6 @@ class Optimizers:
                 "another output."
             )
 
-    def params(self) -> list[list[Tensor]]:
-        """The weights of each optimizer, in the order of its state."""
-        return [
-            [each for group in optimizer.param_groups for each in group["params"]]
-            for optimizer in self.all
-        ]
-
 
 class Muon(torch.optim.Optimizer):
     """Momentum whose update of each matrix has singular values near 1.
@@ -124,20 +116,12 @@ class Muon(torch.optim.Optimizer):
             for each in params:
                 if not self.state[each]:  # under the name that torch's Muon uses
                     self.state[each]["momentum_buffer"] = torch.zeros_like(each)
-            # Under FSDP2, momentum and weights are those of the rows of this process.
-            weights = [own_rows(each) for each in params]
-            gradients = [own_rows(each.grad) for each in params]
-            momenta = [own_rows(self.state[each]["momentum_buffer"]) for each in params]
+            gradients = [each.grad for each in params]
+            momenta = [self.state[each]["momentum_buffer"] for each in params]
             torch._foreach_lerp_(momenta, gradients, 1 - _MOMENTUM)
             updates = torch._foreach_lerp(gradients, momenta, _MOMENTUM)  # Nesterov's momentum
-            # Singular values are those of a whole matrix, so updates are gathered. Each process
-            # computes all of them, as with DDP, and keeps its rows.
-            whole = [gathered(joined_as(*each)) for each in zip(updates, params, strict=True)]
-            steps = zip(_orthogonal(whole), params, strict=True)
-            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(
-                weights, [own_rows(sharded_as(*each)) for each in steps], alpha=-group["lr"]
-            )
+            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(params, _orthogonal(updates), alpha=-group["lr"])
 
 
 def _orthogonal(updates: Sequence[Tensor]) -> list[Tensor]:

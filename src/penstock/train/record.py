@@ -21,9 +21,7 @@ from penstock.train.config import TrainingJob
 
 FILE_NAME = "run.json"
 _FORMAT = 1
-CHECKPOINT_NAME = re.compile(r"step-(\d{8,})(\.pt)?")
-"""A file, or a directory of shards, which has a manifest when it is complete."""
-CHECKPOINT_MANIFEST = "checkpoint.json"
+_CHECKPOINT_NAME = re.compile(r"step-(\d{8,})\.pt")
 
 
 class RunRecord(NamedTuple):
@@ -119,12 +117,10 @@ def changed_step(run: Path, step_rows: int, world_size: int) -> str | None:
 
 def checkpoint_paths(directory: Path) -> dict[int, Path]:
     """Return the checkpoints in a directory by their step, oldest first."""
-    # The pattern excludes temporary files of `write_file`, which a kill can leave. A directory
-    # without its manifest was left by a run that was killed while it saved.
+    # The pattern excludes temporary files of `write_file`, which a kill can leave.
     found = {
         int(match[1]): path
         for path in sorted(directory.glob("step-*"))
-        if (match := CHECKPOINT_NAME.fullmatch(path.name))
-        and (match[2] or (path / CHECKPOINT_MANIFEST).is_file())
+        if (match := _CHECKPOINT_NAME.fullmatch(path.name))
     }
     return dict(sorted(found.items()))

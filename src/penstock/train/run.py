@@ -145,7 +145,7 @@ class _Loop:
             write_curve(curve, read_metrics(path), title=title, target=target, log=self.log)
         # The caller of any process may read the files, so all wait until they are written.
         self.world.barrier()
-        rank, model, finished = self.world.rank, self.learner.whole_model(), not self.interrupted
+        rank, model, finished = self.world.rank, self.learner.model, not self.interrupted
         return RunResult(self.progress, finished, rank, model, self.job.output)
 
     def _train(self, path: Path) -> None:
@@ -370,11 +370,15 @@ class _Loop:
         """Write a checkpoint; processes that do not write wait for it."""
         self.saved = self.progress.step
         self.progress = replace(self.progress, seconds=time.perf_counter() - self.started)
+        if self.world.is_main:
+            self._write_checkpoint()
+        self.world.barrier()
+
+    def _write_checkpoint(self) -> None:
         configs = {"progress": asdict(self.progress), "model_config": asdict(self.job.model)}
         contents = {**configs, "data": self.loader.state_dict(), **self.learner.state()}
         # The logs first: a power cut must not leave a checkpoint without its lines.
         for log in (self.metrics, self.fingerprints):
             if log is not None:
                 log.sync()
-        self.checkpoints.save(self.progress.step, contents, self.world)
-        self.world.barrier()
+        self.checkpoints.save(self.progress.step, contents)

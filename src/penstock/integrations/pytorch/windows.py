@@ -45,7 +45,7 @@ def read_changed(
         for name, values in fields.items()
     }
     shape = Shape(BatchFormat(fields="dict" if shifted else "hf"), rows.length)
-    inputs, labels, *others = shape.to_batch(tensors, rows.length).values()
+    inputs, labels, *others = shape.to_batch(tensors).values()
     if others:
         raise PlanError(
             f"{rows.transform!r} adds {', '.join(map(repr, tensors))} to the windows, and an item "
