@@ -13,11 +13,9 @@ from typer.testing import CliRunner
 
 import penstock as ps
 from penstock.cli.app import app
-from penstock.convert import export
-from penstock.convert.flat import write_llmc
-from penstock.convert.parquet import write_parquet
-from penstock.convert.source import TokenSource
 from penstock.errors import StoreBusyError, StoreError
+from penstock.formats import export
+from penstock.formats.export import TokenSource, write_llmc, write_parquet
 from penstock.store.folders import make_tree
 from penstock.store.lock import locked
 
