@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "train": BASE
     | {"store", "remote", "order", "rows", "streaming", "loader", "recipe", "integrations", "cli"}
     | {"formats", "ledger", "charts"},
-    "recipe": BASE | {"train", "ledger", "formats.names"},
+    "recipe": BASE | {"train", "ledger", "formats.options"},
     # The amendments of a recipe's plan, in a file that is written like those of a store.
     "ledger": BASE | {"store", "order", "rows.protocol"},
     # It opens the data of a recipe as the trainer does, also at a URL, and has nothing to do with a

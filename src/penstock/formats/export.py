@@ -24,10 +24,9 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.errors import StoreBusyError, StoreError
-from penstock.formats.detect import token_files_at
-from penstock.formats.member import Array, Integers
-from penstock.formats.token_files import TokenFiles
-from penstock.formats.verify import check_all, check_mask
+from penstock.formats.mapped import Array, Integers
+from penstock.formats.open import token_files_at
+from penstock.formats.token_files import TokenFiles, check_all, check_mask
 from penstock.remote.address import StoreUrl
 from penstock.store.beside import made_beside
 from penstock.store.copies import on_this_machine
@@ -212,7 +211,6 @@ def export_tokens(
     for member in members.values():
         _refuse_unfit(member, to, drop_loss_mask)
     target = on_this_machine(directory)
-    _refuse_inside(members, target)
     with room_for(target), _directory(target):
         _refuse_other(target, overwrite)
         with made_beside(target, "export") as new, _removed_on_failure(new):
@@ -276,19 +274,6 @@ def _refuse_unfit(member: TokenStore | TokenFiles, to: str, drop_loss_mask: bool
         )
 
 
-def _refuse_inside(members: Mapping[str, TokenStore | TokenFiles], target: Path) -> None:
-    """Raise if the source is in the directory that would be replaced."""
-    for member in members.values():
-        path = member.path
-        if not isinstance(path, str | os.PathLike) or path == "an array in memory":
-            continue
-        place = Path(path).resolve()
-        if target.resolve() in (place, *place.parents):
-            raise StoreError(
-                f"{path} is in {target}, the directory to write. Choose another directory."
-            )
-
-
 def _refuse_other(target: Path, overwrite: bool) -> None:
     """Raise if a directory is neither empty nor an earlier export that may be replaced."""
     names = {each.name for each in target.iterdir()} - {".lock"}
@@ -325,33 +310,20 @@ def _write(
 ) -> Sequence[str]:
     """Write all files and their list; returns their names."""
     total = sum(member.num_tokens for member in members.values())
-    described, done = {}, 0
+    done = 0
     for side, member in members.items():
-        source = TokenSource(member, _report(progress, done, total))
-        _WRITERS[to](new, side, source)
-        described[side] = _described(source)
-        done += source.num_tokens
+
+        def report(now: int, _: int, before: int = done) -> None:
+            if progress is not None:
+                progress(before + now, total)
+
+        _WRITERS[to](new, side, TokenSource(member, report))
+        done += member.num_tokens
     names = sorted(each.name for each in new.iterdir())
-    contents = {"format": to, "files": names, "sides": described}
+    contents = {"format": to, "files": names}
     write_file(new / RECORD, [json.dumps(contents, indent=1).encode() + b"\n"])
     sync_directory(new)
     return names
-
-
-def _report(progress: Report | None, done: int, total: int) -> Report | None:
-    return None if progress is None else lambda now, _: progress(done + now, total)
-
-
-def _described(source: TokenSource) -> dict[str, Any]:
-    member = source.member
-    tokenizer = member.tokenizer_record or {}
-    return {
-        "source": member.digest,
-        "tokenizer": {name: tokenizer[name] for name in ("name", "digest") if name in tokenizer},
-        "vocab_size": member.vocab_size,
-        "num_documents": len(source.ends),
-        "num_tokens": source.num_tokens,
-    }
 
 
 def write_nanogpt(directory: Path, side: str, source: TokenSource) -> None:

@@ -22,9 +22,9 @@ import xxhash
 from penstock.digest import canonical_json
 from penstock.errors import StoreError, TokenizerError
 from penstock.formats.export import Report, TokenSource
-from penstock.formats.member import Array, Integers
-from penstock.formats.names import TokenFormat
+from penstock.formats.mapped import Array, Integers
 from penstock.formats.open import open_tokens
+from penstock.formats.options import TokenFormat
 from penstock.formats.token_files import TokenFiles
 from penstock.sources.document import Tally
 from penstock.sources.settings import ReadSettings
