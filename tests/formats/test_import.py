@@ -6,8 +6,6 @@ import shutil
 from itertools import count
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -50,18 +48,6 @@ def test_a_store_has_the_documents_of_the_token_files(write_files, tmp_path):
     assert [store.origin(number).offset for number in (0, len(store) - 1)] == [0, 6]
 
 
-def test_an_imported_document_is_named_by_its_number_also_in_a_merged_store(tmp_path):
-    for number in range(2):
-        path = tmp_path / f"{number}.parquet"
-        pq.write_table(pa.table({"input_ids": [[number, 1], [2], [3, 4]]}), path)
-        ps.import_tokens(path, tmp_path / f"s{number}", tokenizer="bytes")
-    merged = ps.merge([tmp_path / "s0", tmp_path / "s1"], tmp_path / "merged")
-
-    assert str(ps.Packs(merged, 2).origins(5)[-1]).endswith("(1.parquet, document 2)")
-    shown = CliRunner().invoke(app, ["decode", str(merged.path), "-d", "4"])
-    assert "from 1.parquet, document 1" in shown.output
-
-
 def test_a_set_without_documents_becomes_one_document_for_each_file(tmp_path):
     for number in range(3):
         np.full(10, number, "<u2").tofile(tmp_path / f"f_{number}.bin")
@@ -69,29 +55,6 @@ def test_a_set_without_documents_becomes_one_document_for_each_file(tmp_path):
     store = ps.import_tokens(tmp_path / "f_*.bin", tmp_path / "store", **named)
 
     assert whole_documents(store) == [[number] * 10 for number in range(3)]
-
-
-def test_a_file_without_documents_becomes_one_document(tmp_path):
-    np.arange(1000, dtype="<u2").tofile(tmp_path / "train.bin")
-    path, named = tmp_path / "train.bin", {"format": "nanogpt", "vocab_size": 1000}
-    store = ps.import_tokens(path, tmp_path / "store", **named)
-
-    assert whole_documents(ps.verify(store.path)) == [list(range(1000))]
-
-
-def test_wide_ids_make_a_store_of_uint32(write_files, tmp_path):
-    files = write_files([[70_000, 1], [65_536]], wide=True, vocab_size=70_001)
-    store = ps.import_tokens(files, tmp_path / "store")
-
-    assert store.dtype == np.uint32
-    assert whole_documents(ps.verify(store.path)) == [[70_000, 1], [65_536]]
-
-
-def test_wide_ids_of_a_small_vocabulary_are_narrowed(write_files, tmp_path):
-    store = ps.import_tokens(write_files(DOCUMENTS, wide=True, vocab_size=300), tmp_path / "a")
-
-    assert store.dtype == np.uint16
-    assert whole_documents(store) == [each for each in DOCUMENTS if each]
 
 
 def test_a_loss_mask_is_imported(write_files, tmp_path):
@@ -149,18 +112,6 @@ def test_the_vocabulary_must_be_known_and_fit(write_files, tmp_path, named, mess
 
     with pytest.raises(StoreError, match=message):
         ps.import_tokens(files.path, tmp_path / "store", **named)
-
-
-def test_arguments_of_open_tokens_are_for_paths(write_files, tmp_path):
-    with pytest.raises(StoreError, match="is open already"):
-        ps.import_tokens(write_files([[1]], vocab_size=9), tmp_path / "store", vocab_size=9)
-
-
-def test_files_without_tokens_are_refused(tmp_path):
-    empty = ps.open_tokens(np.zeros(0, np.uint16), vocab_size=9)
-
-    with pytest.raises(StoreError, match="holds no tokens"):
-        ps.import_tokens(empty, tmp_path / "store")
 
 
 def test_a_directory_that_holds_something_else_is_refused(write_files, store, tmp_path):
@@ -291,14 +242,6 @@ def test_the_command_imports_token_files(write_files, tmp_path):
     assert json.loads(again.stdout)["num_tokens"] == 5
     assert "hi" in run("decode", tmp_path / "store", "-d", 0).stdout
     assert "imported" not in run("import", path, "-o", tmp_path / "b").stdout
-
-
-def test_an_imported_store_says_how_to_repair_it(write_files, tmp_path):
-    store = ps.import_tokens(write_files(DOCUMENTS, vocab_size=300), tmp_path / "store")
-    (store.path / "part-00000.tokens.npy").write_bytes(b"damaged")
-
-    with pytest.raises(StoreError, match=r"was imported from token files.*`penstock import`"):
-        ps.repair(store.path)
 
 
 def test_a_build_in_the_directory_of_an_import_is_refused(write_files, tmp_path):

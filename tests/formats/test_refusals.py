@@ -198,6 +198,11 @@ REFUSALS = {
         {},
         "column 'labels', which penstock does not read from MDS",
     ),
+    "elsewhere": (
+        with_index("mds", "shard.00000.mds", "../shard.00000.mds"),
+        {},
+        "which is not in its directory",
+    ),
     "other index": (with_index("mds", '"samples": 3', '"samples": 2'), {}, "is not what"),
     "other loader": (
         with_index("litdata", "TokensLoader", "PyTreeLoader"),

@@ -46,6 +46,7 @@ _numbers = count()
 _BLOCK_BYTES = 1 << 16
 _NUM_SPREAD = 16
 _AT_ONCE = 1 << 20
+_LONGEST_NAME = 255
 
 
 def size_of(path: Path) -> int:
@@ -82,6 +83,13 @@ def first_bytes(path: Path, count: int) -> bytes:
     size_of(path)
     with naming(path), path.open("rb") as stream:
         return stream.read(count)
+
+
+def beside(index: Path, name: str) -> Path:
+    """Return the path of a file that an index names, which must be in its directory."""
+    if Path(name).name != name or len(name.encode()) > _LONGEST_NAME:
+        raise StoreError(f"{index} names the file {name[:200]!r}, which is not in its directory.")
+    return index.parent / name
 
 
 @contextmanager

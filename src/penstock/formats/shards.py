@@ -47,6 +47,7 @@ from penstock.formats.mapped import (
     MappedArray,
     MappedBytes,
     ScatteredArray,
+    beside,
     checked_bounds,
     decompressed,
     size_of,
@@ -98,14 +99,14 @@ def open_mds(path: Path, given: TokenOptions) -> list[FilePart]:
 
 def _open_shard(index: Path, record: dict[str, Any], given: TokenOptions) -> FilePart:
     number, encoding = _token_column(index, record, given)
-    name = data = index.parent / record["raw_data"]["basename"]
+    name = data = beside(index, record["raw_data"]["basename"])
     if not name.exists() and record["zip_data"]:
         if not str(record["compression"]).startswith("zstd"):
             raise StoreError(
                 f"{index}: {name.name} is compressed with {record['compression']!r}; zstd can be "
                 f"read. Decompress it, and keep it as {name}."
             )
-        data = decompressed(index.parent / record["zip_data"]["basename"])
+        data = decompressed(beside(index, record["zip_data"]["basename"]))
     offsets = _offsets(data, name)
     if (size_of(data), len(offsets) - 1) != (record["raw_data"]["bytes"], record["samples"]):
         raise StoreError(
@@ -332,7 +333,7 @@ def open_litdata(path: Path, given: TokenOptions) -> list[FilePart]:
 def _open_chunk(
     index: Path, record: dict[str, Any], dtype: np.dtype[Any], compression: str | None
 ) -> FilePart:
-    name = path = index.parent / record["filename"]
+    name = path = beside(index, record["filename"])
     size_of(name)
     if compression is not None:
         path = decompressed(name)

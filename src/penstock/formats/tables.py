@@ -35,6 +35,7 @@ from penstock.formats.mapped import (
     MappedArray,
     MappedBytes,
     ScatteredArray,
+    beside,
     checked_bounds,
     decoded,
     first_bytes,
@@ -163,7 +164,7 @@ def _dataset_files(path: Path) -> list[Path]:
                 f"{state} stores the order of rows in a separate file. Save the dataset again with "
                 "a current version of datasets."
             )
-        return [path / each["filename"] for each in contents["_data_files"]]
+        return [beside(state, each["filename"]) for each in contents["_data_files"]]
 
 
 def _open_arrow(path: Path, given: TokenOptions) -> FilePart:
