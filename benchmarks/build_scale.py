@@ -37,7 +37,7 @@ from measure import Stopwatch, alternate, machine, show_ratios, spread
 import penstock as ps
 from penstock.sources.settings import SLICE_BYTES
 from penstock.store import processes
-from penstock.tokenize.code_points import find
+from penstock.tokenize.supported import find
 
 BUFFER = 16 << 20
 

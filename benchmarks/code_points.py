@@ -2,8 +2,8 @@
 
     python benchmarks/code_points.py
 
-compares all 1.1 million code points under every supported split pattern and under NFC, and prints
-the ranges for `RANGES` of `penstock.tokenize.code_points`. It takes about ten minutes.
+compares all 1.1 million code points under every supported split pattern and under NFC, and
+writes src/penstock/tokenize/code_points.txt. It takes about ten minutes.
 
 Programs with different versions of the Unicode tables disagree about code points that were added
 between these versions. gigatoken 0.10 has Unicode 17; tokenizers 0.23 has Unicode 16 in its
@@ -15,14 +15,22 @@ are found with the tables of Python 3.11, which has Unicode 14; so run this with
 import json
 import sys
 import unicodedata
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import tokenizers
 
-from penstock.tokenize.definition import Definition
+from penstock.tokenize.definition import Definition, byte_alphabet
 from penstock.tokenize.gigatoken import GigatokenEngine
-from penstock.tokenize.supported import PATTERNS, _alphabet
+from penstock.tokenize.supported import PATTERNS
+
+OUTPUT = Path(__file__).parents[1] / "src" / "penstock" / "tokenize" / "code_points.txt"
+HEADER = """\
+# Code points that gigatoken and tokenizers treat differently, written by benchmarks/code_points.py:
+# the first and the last one of each range, and whether only one of the libraries knows them as
+# letters, numbers or marks ("letter"), or as symbols or punctuation ("symbol").
+"""
 
 CODE_POINTS = [*range(0xD800), *range(0xE000, 0x110000)]
 # Letters, digits, punctuation and blanks beside a character show whether a pattern ends there.
@@ -30,7 +38,7 @@ CONTEXT = "{0} a{0}a A{0}a 1{0}1 !{0}!\n{0}\n {0} \n\n{0}'s '{0} a{0}A"
 CONTEXTS = ("{}", "{}'s", "a\u0345{}")
 """Alone, before a contraction, after a combining mark."""
 _BATCH = 200_000
-LETTERS = {byte: letter for letter, byte in _alphabet().items()}
+LETTERS = {byte: letter for letter, byte in byte_alphabet().items()}
 
 
 def byte_level(**settings):
@@ -170,17 +178,15 @@ def ranges(points):
     return found
 
 
-def show(name, points):
-    print(f"{len(points):,} code points of {name}", file=sys.stderr)
-    print(f"{name} = (")
-    found = [f"(0x{low:04X}, 0x{high:04X})," for low, high in ranges(points)]
-    for start in range(0, len(found), 4):
-        print("   ", *found[start : start + 4])
-    print(")")
+def table(letters, symbols):
+    """The text of code_points.txt."""
+    kinds = (("letter", letters), ("symbol", symbols - letters))
+    rows = [f"{low:04X} {high:04X} {kind}\n" for kind, each in kinds for low, high in ranges(each)]
+    return HEADER + "".join(rows)
 
 
 if __name__ == "__main__":
     letters, symbols = of_patterns()
     letters |= of_nfc() | newer_than_unicode_14()
-    show("RANGES", letters)
-    show("SYMBOLS", symbols - letters)
+    OUTPUT.write_text(table(letters, symbols), encoding="ascii")
+    print(f"{len(letters | symbols):,} code points are in {OUTPUT}", file=sys.stderr)

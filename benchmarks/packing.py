@@ -30,18 +30,18 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import xxhash
 from corpus import DATA
 from measure import AnonymousMemory, forked, machine, spread
 from stores import write_store
 
-from penstock.digest import digest_bytes
 from penstock.loader.loader import Loader
 from penstock.rows.documents import Documents
 from penstock.rows.packing import pack
 from penstock.rows.packs import Packs
 from penstock.rows.windows import Windows
 from penstock.store.files import header
-from penstock.store.manifest import FILE_NAME, PartRecord, manifest_bytes, part_file, read_manifest
+from penstock.store.manifest import PartRecord, PartTable, part_file, read_manifest, write_manifest
 
 LENGTH = 2048
 _PART_DOCUMENTS = 20_000
@@ -66,11 +66,11 @@ def write_documents(folder, lengths):
         ):
             data = header(array.dtype, array.shape) + array.tobytes()
             (folder / part_file(record.number, kind)).write_bytes(data)
-            files[kind] = (len(data), digest_bytes(data))
+            files[kind] = (len(data), xxhash.xxh3_128(data).hexdigest())
         records.append(PartRecord(record.number, len(sizes), record.num_tokens, files))
     told = {name: value for name, value in manifest.contents.items() if name != "digest"}
     told["counts"] = {"documents": len(lengths), "tokens": int(lengths.sum())}
-    (folder / FILE_NAME).write_bytes(manifest_bytes(told, records))
+    write_manifest(folder, told, PartTable.of(records, 2))
 
 
 def summary(lengths, seconds, memory, num_rows, num_pieces, filled):

@@ -44,7 +44,6 @@ from penstock.order.steps import Shard, Steps
 from penstock.sources.document import Tally
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.manifest import PartRecord, read_manifest, write_manifest
-from penstock.store.part_table import joined_parts
 from penstock.store.reader import TokenStore
 
 LENGTH = 1024
@@ -256,7 +255,7 @@ def measure_append(store):
     manifest = read_manifest(store)
     last = manifest.parts[-1]
     new = PartRecord(last.number + 1, last.num_documents, last.num_tokens, last.files)
-    parts = joined_parts(manifest.parts, [new], 2)
+    parts = manifest.parts.followed_by([new])
     contents = {key: value for key, value in manifest.contents.items() if key != "digest"}
     with tempfile.TemporaryDirectory(dir=store.parent) as place:
         write_manifest(Path(place), contents, parts)

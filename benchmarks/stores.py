@@ -4,28 +4,27 @@ The token files of a sparse store have a header and a length, but take no space 
 sees zeros. So a store of 10^12 tokens fits on a laptop.
 """
 
-import hashlib
 import json
 import os
 from itertools import pairwise
 
 import numpy as np
+import xxhash
 
 from penstock.digest import digest_bytes
 from penstock.store.blocks import block_sums
 from penstock.store.files import HEADER_BYTES, header
 from penstock.store.manifest import (
-    MOST_LISTED,
     VERSION,
     PartRecord,
+    PartTable,
     counts,
     part_file,
     write_manifest,
 )
-from penstock.store.part_table import PartTable
 
 VOCAB_SIZE = 50_257
-_EMPTY = digest_bytes(b"")
+_EMPTY = xxhash.xxh3_128(b"").hexdigest()
 _PIECE = 1 << 24
 _MOST_LINKS = 60_000  # ext4 allows a file 65,000 names
 
@@ -74,11 +73,10 @@ def write_sparse_store(folder, part_tokens, num_parts):
                 _write(stream, head, None, HEADER_BYTES + part_tokens * 2)
         else:
             os.link(original, path)
-    table = np.zeros((24, num_parts), "<u8")
+    table = np.zeros((14, num_parts), "<u8")
     table[0], table[1], table[3] = np.arange(num_parts), 1, part_tokens
-    table[4:16] = np.frombuffer(bytes.fromhex(_EMPTY) * 3, "<u8")[:, None]  # digests of nothing
-    parts = PartTable(table, 2)
-    _seal(folder, parts if num_parts > MOST_LISTED else list(parts))
+    table[4:10] = np.frombuffer(bytes.fromhex(_EMPTY) * 3, "<u8")[:, None]  # digests of nothing
+    _seal(folder, PartTable(table, 2))
 
 
 def write_sparse_documents(folder, num_tokens, num_parts, documents):
@@ -115,17 +113,17 @@ def _part(folder, number, num_tokens, tokens, documents=1, ends=None):
         table = np.concatenate(sums).astype("<u4")
         data = header(table.dtype, table.shape) + table.tobytes()
         (folder / part_file(number, "checks")).write_bytes(data)
-        files["checks"] = (len(data), digest_bytes(data))
+        files["checks"] = (len(data), xxhash.xxh3_128(data).hexdigest())
     return PartRecord(number, documents, num_tokens, files)
 
 
 def _write(stream, head, array, size):
-    """Writes a file; returns its SHA-256, or that of nothing where its zeros are not written."""
+    """Writes a file; returns its XXH3-128, or that of nothing where its zeros are not written."""
     stream.write(head)
     if array is None:
         stream.truncate(size)
         return _EMPTY
-    digest = hashlib.sha256(head)
+    digest = xxhash.xxh3_128(head)
     view = memoryview(array).cast("B")
     for start in range(0, len(view), _PIECE):
         digest.update(view[start : start + _PIECE])
@@ -138,11 +136,12 @@ def _write(stream, head, array, size):
 
 
 def _seal(folder, parts):
+    parts = parts if isinstance(parts, PartTable) else PartTable.of(parts, 2)
     documents = counts(parts)["documents"]
     made = {
         "slices": len(parts),
         "counts": {"documents": documents},
-        "rejects": {"bytes": 0, "sha256": _EMPTY, "reasons": {}},
+        "rejects": {"bytes": 0, "xxh3_128": _EMPTY, "reasons": {}},
         "reading": {"format": "auto"},
         "inputs": [{"name": "made", "bytes": 0}],
     }

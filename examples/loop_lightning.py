@@ -39,7 +39,7 @@ class SmallGPT(lightning.LightningModule):
         self.model = transformers.GPT2LMHeadModel(config)
 
     def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
-        """Return the loss of a batch: `input_ids`, `labels` and `position_ids`."""
+        """Return the loss of a batch: `input_ids`, `labels`, `position_ids` and `use_cache`."""
         loss = self.model(**batch).loss
         print(f"step {self.global_step + 1}: loss {loss.item():.4f}")
         return loss

@@ -47,7 +47,6 @@ LONGEST_FILES = {  # of `pytest --durations 0`, with the files of whole runs in 
     "test_lightning.py",
     "test_processes.py",
     "test_process_workers.py",
-    "test_tasks.py",
     "test_fuzz.py",
     "test_dataloaders.py",
     "test_order.py",

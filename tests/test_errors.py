@@ -9,7 +9,7 @@ import pytest
 import penstock as ps
 from penstock import errors
 from penstock.catalog import fetch
-from penstock.chat import load_template
+from penstock.chat.template import load_template
 from penstock.integrations.pytorch import TextDataset, create_dataloaders
 from penstock.preprocess import preprocess
 from penstock.recipe import read_recipe

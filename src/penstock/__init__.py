@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from penstock.sources.settings import Texts as Texts
     from penstock.store.build import build as build
     from penstock.store.copy import copy as copy
-    from penstock.store.merge import merge as merge
     from penstock.store.reader import TokenStore as TokenStore
-    from penstock.store.repair import repair as repair
     from penstock.streaming.stream import stream as stream
     from penstock.tokenize.tokenizer import load_tokenizer as load_tokenizer
     from penstock.verification import verify as verify
@@ -55,9 +53,7 @@ else:
             "sources.settings": "Texts",
             "store.build": "build",
             "store.copy": "copy",
-            "store.merge": "merge",
             "store.reader": "TokenStore",
-            "store.repair": "repair",
             "streaming.stream": "stream",
             "tokenize.tokenizer": "load_tokenizer",
             "verification": "verify",

@@ -14,7 +14,6 @@
     │   ├── MissingStoreError (FileNotFoundError)     a store, or a file of it, does not exist
     │   ├── StoreBusyError (RuntimeError)  another process is writing the store
     │   └── RemoteError   (OSError)        a server refuses, fails, or sends other bytes
-    │       └── ConflictError (OSError)    another process wrote a remote file first
     ├── WorkerError       (RuntimeError)   a worker process of a build ended before its time
     ├── DiskFullError     (OSError)        the disk is full; finished parts are kept
     ├── PlanError         (ValueError)     arguments do not describe a valid order of the data
@@ -104,10 +103,6 @@ class StoreBusyError(StoreError, RuntimeError):
 
 class RemoteError(StoreError, OSError):
     """A server of a remote store refuses a request, does not answer, or sends other bytes."""
-
-
-class ConflictError(RemoteError):
-    """Another process wrote a remote file first, so a conditional write was refused."""
 
 
 class WorkerError(PenstockError, RuntimeError):

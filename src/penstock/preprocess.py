@@ -9,9 +9,13 @@
 Each line is one document, blank lines are skipped, and an end token follows each document. The
 arrays are 1-D, uint16 or uint32; `np.load(path, mmap_mode="r")` reads them without penstock. A
 store, which `penstock build` makes, also records document ends, checksums and rejected records.
+
+A long text is tokenized in parts. `owt_train_preprocessed.parts.json` then lists how many tokens
+each part has, so that `shuffle="part"` gives the same order as a stream of the text.
 """
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -27,6 +31,7 @@ import numpy as np
 from penstock.cli.terminal import message_of, print_error
 from penstock.errors import MissingInputError, PenstockError, StoreError
 from penstock.paths import expand_user
+from penstock.rows.array_file import parts_file
 from penstock.store.build import build
 from penstock.store.files import header, sync_directory, write_file
 from penstock.store.reader import TokenStore
@@ -97,7 +102,12 @@ def preprocess(
                 f"{target} exists with other tokens than the {store.num_tokens:,} of {text}. "
                 "Remove it, name another file, or pass overwrite=True."
             )
+        # First the parts: between the two, they do not match the old tokens, which is noticed.
+        parts = [int(count) for count in store.part_tokens]
+        write_file(parts_file(target), [json.dumps(parts).encode()])
         write_file(target, chain([header(store.dtype, (store.num_tokens,))], tokens))
+        if len(parts) == 1:  # as of arrays of other programs, which have no list of parts
+            parts_file(target).unlink()
         sync_directory(target.parent)
         return store.num_tokens
     finally:

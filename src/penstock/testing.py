@@ -193,7 +193,9 @@ def _state(ranks: Sequence[Resumable], step: int, where: str) -> Any:
 def _fields(batch: Any) -> dict[str, Any]:
     # A batch may also be a tuple (format="tuple"); its fields are then named by their number.
     named = batch if isinstance(batch, dict) else dict(enumerate(batch))
-    return {str(name): np.asarray(values.cpu()) for name, values in named.items()}
+    # "use_cache" of packed batches is no tensor: it holds no rows.
+    tensors = ((name, each) for name, each in named.items() if hasattr(each, "cpu"))
+    return {str(name): np.asarray(values.cpu()) for name, values in tensors}
 
 
 def _topologies(

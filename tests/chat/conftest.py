@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import penstock.chat
 from penstock.chat.chat import Chat
 from penstock.tokenize.tokenizer import load_tokenizer
 
@@ -121,3 +122,26 @@ def chat_records(data):
         lines = [line for line in text.split("\n") if line.strip()]
         records += json.loads(text) if path.suffix == ".json" else map(json.loads, lines)
     return records
+
+
+BUILTIN = Path(penstock.chat.__file__).parent / "templates"
+SOURCES = {
+    path.stem if path.parent == BUILTIN else f"test-{path.stem}": path
+    for path in sorted([*BUILTIN.glob("*.jinja"), *TEMPLATES.glob("*.jinja")])
+}
+
+
+@pytest.fixture(params=SOURCES)
+def template(request, make_tokenizer):
+    """Every template in the tree: its name, its source, a tokenizer of `transformers` with its
+    tokens, and whether it takes a system message."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    path = SOURCES[request.param]
+    family = FAMILIES.get(path.stem, {}) if path.parent == TEMPLATES else {}
+    bos, eos = family.get("bos", "<s>"), "</s>"
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=make_tokenizer([bos, eos, *family.get("special", [])]),
+        bos_token=bos,
+        eos_token=eos,
+    )
+    return request.param, path.read_text(encoding="utf-8"), fast, family.get("system", True)

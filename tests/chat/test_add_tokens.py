@@ -13,9 +13,8 @@ import tokenizers
 import penstock
 from penstock.chat.chat import Chat
 from penstock.errors import StoreError, TemplateError, TokenizerError
-from penstock.tokenize.known import _find
 from penstock.tokenize.special_tokens import log_added
-from penstock.tokenize.tokenizer import load_tokenizer
+from penstock.tokenize.tokenizer import _find, load_tokenizer
 
 ROOT = Path(__file__).parent.parent.parent
 TURNS = [
@@ -288,50 +287,25 @@ def test_a_piece_of_the_vocabulary_becomes_special_and_keeps_its_id():
     assert extended.added_tokens == {"</s>": 1}
 
 
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
-        ("<|a|>", "give a list"),
-        ([""], "is not a token"),
-        ([7], "is not a token"),
-        ([" "], "is not a token"),
-    ],
-)
-def test_what_is_no_token_is_refused(tokens, message):
-    with pytest.raises(TokenizerError, match=message):
-        load_tokenizer("gpt2", add_tokens=tokens)
-
-
-def test_an_object_that_cannot_be_extended_is_refused():
-    class Own:
-        vocab_size = 9
-
-        def encode(self, text):
-            return [1]
-
-    with pytest.raises(TokenizerError, match="cannot extend by <a>"):
-        load_tokenizer(Own(), add_tokens=["<a>"])
-
-
 def test_a_vocabulary_with_gaps_is_refused():
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0, "a": 5}, "?"))
     with pytest.raises(TokenizerError, match="has gaps: '<a>' would be 6"):
         load_tokenizer(made, add_tokens=["<a>"])
 
 
-def test_the_line_of_the_readme_works_as_printed(tmp_path, quick_python, invoke):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (command,) = re.findall(r"`penstock (build chats\.jsonl[^`]*)`", readme)
+def test_the_command_of_the_docs_works_as_printed(tmp_path, quick_python, invoke):
+    page = (ROOT / "docs" / "chat.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"`penstock (build chats\.jsonl[^`]*)`", page)
     written(tmp_path)
     run = "import os, sys; os.chdir(sys.argv.pop(1)); from penstock.cli import main; main()"
     done = quick_python(run, tmp_path, *shlex.split(command))
-    store = penstock.TokenStore(tmp_path / "stores" / "chat")
+    store = penstock.TokenStore(tmp_path / "stores" / "chats")
 
     assert len(store) == 20
     assert "50,304" in done.stderr
     told = json.loads(invoke(*shlex.split(command), "--json").stdout)
     assert (told["vocab_size"], told["padded_vocab_size"]) == (50_259, 50_304)
-    shown = invoke("info", "stores/chat").stdout
+    shown = invoke("info", "stores/chats").stdout
     assert "<|im_start|>, <|im_end|>" in shown
     assert "next multiple of 64: 50,304" in shown
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.chat.arguments import parts_of
 from penstock.chat.chat import Chat
+from penstock.chat.messages import parts_of
 from penstock.chat.template import Template
 from penstock.errors import ChatError
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.chat.chat import Chat, render
-from penstock.errors import ChatError, TemplateError, TokenizerError
+from penstock.errors import ChatError, TokenizerError
 from penstock.tokenize.tokenizer import load_tokenizer
 
 TURNS = [
@@ -142,13 +142,6 @@ def test_a_normalizer_that_changes_characters_costs_time_and_no_token(make_token
     assert chat.tokenizer.decode(said) == f"y<|im_end|>{joined}<|im_end|>y<|im_end|>"
 
 
-def test_a_template_never_begins_with_two_begin_tokens(gpt2_chat):
-    source = "{{ bos_token }}{{ bos_token }}{% for m in messages %}{{ m.content }}|{% endfor %}"
-
-    with pytest.raises(ChatError, match="twice"):
-        Chat(source, gpt2_chat).render(TURNS)
-
-
 def test_no_begin_token_is_added_to_the_one_of_the_template(make_tokenizer):
     """Tokenizers add theirs by themselves when asked to encode a text; that is not asked."""
     import tokenizers
@@ -162,11 +155,6 @@ def test_no_begin_token_is_added_to_the_one_of_the_template(make_tokenizer):
 
     assert tokens[0] == made.token_to_id("<s>")
     assert (tokens == tokens[0]).sum() == 1
-
-
-def test_a_lone_surrogate_is_refused(gpt2_chat):
-    with pytest.raises(ChatError, match="lone surrogate is at character"):
-        Chat("chatml", gpt2_chat).render([TURNS[0], {"role": "assistant", "content": "\ud800"}])
 
 
 def test_the_prompt_asks_for_the_next_answer(gpt2_chat):
@@ -233,11 +221,3 @@ def test_the_digest_tells_templates_settings_and_tokenizers_apart(gpt2_chat):
 
     assert len({chat.digest for chat in chats}) == len(chats)
     assert Chat("chatml", gpt2_chat).digest == chats[0].digest
-
-
-@pytest.mark.parametrize(
-    "options", [{"rewritten": "often"}, {"borders": "open"}, {"date": "tomorrow"}]
-)
-def test_options_that_are_not_known_are_refused(options, gpt2_chat):
-    with pytest.raises((TemplateError, TokenizerError), match=r"is not"):
-        Chat("chatml", gpt2_chat, **options)

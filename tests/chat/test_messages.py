@@ -3,7 +3,6 @@
 import pytest
 
 from penstock.chat.messages import to_conversation
-from penstock.errors import ChatError
 
 ASKED = {"role": "user", "content": "Hi"}
 TOLD = {"role": "assistant", "content": "Hello."}
@@ -103,46 +102,6 @@ def test_a_thought_is_found_under_the_names_that_templates_use():
     (message,) = to_conversation([{**TOLD, "reasoning": "Hm."}]).messages
 
     assert message["reasoning_content"] == message["thinking"] == "Hm."
-
-
-@pytest.mark.parametrize(
-    ("record", "reason", "message"),
-    [
-        ("text", "bad_shape", "not a str"),
-        ({"text": "Hi"}, "bad_shape", 'has "text", which is not a known format'),
-        ({}, "bad_shape", "no keys"),
-        ({"messages": "Hi"}, "bad_shape", "not a list"),
-        ({"messages": []}, "no_messages", "no messages"),
-        ({"messages": ["Hi"]}, "bad_shape", r"messages\[0\] is a str"),
-        ({"messages": [{"content": "Hi"}]}, "bad_shape", 'neither "role" nor "from"'),
-        ({"messages": [{"role": 3, "content": "Hi"}]}, "bad_shape", "has the role 3"),
-        ({"messages": [{**ASKED, "train": "no"}]}, "bad_shape", "\"train\" is 'no'"),
-        ({"messages": [{**ASKED, "content": 3}]}, "bad_content", "not text or parts"),
-        (
-            {"messages": [{**ASKED, "content": [{"type": "image"}]}]},
-            "not_text",
-            "of type 'image'",
-        ),
-        ({"conversations": [{"from": "eve", "value": "x"}]}, "unknown_role", "from 'eve'"),
-        (
-            {"conversations": [{"from": "function_call", "value": "f(x)"}]},
-            "bad_tool_call",
-            "not valid JSON",
-        ),
-        ({"messages": [{**TOLD, "tool_calls": ["f"]}]}, "bad_tool_call", "names no function"),
-        ({"messages": [ASKED], "tools": "{"}, "bad_tools", "not valid JSON"),
-        ({"messages": [ASKED], "tools": 3}, "bad_tools", "not a list"),
-        ({"instruction": "x"}, "bad_shape", 'without "output"'),
-        ({"instruction": "x", "output": None}, "bad_content", "null, not text"),
-        ({"instruction": "x", "instances": [{}, {}]}, "bad_shape", "2 examples"),
-        ({"messages": [ASKED], "chat_template_kwargs": 3}, "bad_shape", "chat_template_kwargs"),
-    ],
-)
-def test_what_is_no_conversation_is_refused_with_a_reason(record, reason, message):
-    with pytest.raises(ChatError, match=message) as error:
-        to_conversation(record)
-
-    assert error.value.reason == reason
 
 
 def test_all_shared_records_are_conversations(chat_records):

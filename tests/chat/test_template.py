@@ -59,24 +59,3 @@ def test_a_tokenizer_object_gives_its_template():
     Tokenizer.chat_template = None
     with pytest.raises(TemplateError, match="some/model has no chat_template"):
         load_template(Tokenizer())
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda path: "no-such-thing", "neither a built-in name"),
-        (lambda path: path, "has no chat template"),
-        (lambda path: _written(path / "x.json", "{}"), 'no "chat_template"'),
-        (lambda path: _written(path / "x.json", "["), "is not JSON"),
-        (lambda path: _written(path / "x.json", "[]"), "is not a JSON object"),
-        (lambda path: _written(path / "x.json", '{"chat_template": 3}'), "is not a string"),
-    ],
-)
-def test_what_is_no_template_is_refused(make, message, tmp_path):
-    with pytest.raises(TemplateError, match=message):
-        load_template(make(tmp_path))
-
-
-def _written(path, text):
-    path.write_text(text)
-    return path

@@ -121,45 +121,6 @@ def test_the_name_of_a_tool_above_its_result_is_not_trained_on(gpt2_chat):
     ]
 
 
-@pytest.mark.parametrize(
-    ("source", "reason"),
-    [
-        # Content that goes through something that strings cannot be followed through.
-        (CHATML.replace("{{ m.content }}", "{{ '%s ' % m.content }}"), "untraceable"),
-        (CHATML.replace("{{ m.content }}", "{{ '{}'.format(m.content) }}"), "untraceable"),
-        (CHATML.replace("{{ m.content }}", "{{ '%s ' | format(m.content) }}"), "untraceable"),
-        # Two turns that are written into each other.
-        (
-            "Q{{ messages[0].content }}A{% for c in messages[1].content %}{{ c }}"
-            "{{ messages[-1].content[:1] }}{% endfor %}",
-            "tangled",
-        ),
-    ],
-)
-def test_a_template_that_cannot_be_followed_is_refused(source, reason, gpt2_chat):
-    messages = [ASKED, {"role": "assistant", "content": "Yes."}, AGAIN]
-    with pytest.raises(ChatError) as error:
-        Chat(source, gpt2_chat).render(messages)
-
-    assert error.value.reason in (reason, "bad_template")
-
-
-def test_a_generation_block_around_the_user_is_refused(gpt2_chat):
-    source = CHATML.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}")
-
-    with pytest.raises(ChatError, match="contains text of the user"):
-        Chat(source, gpt2_chat).render([ASKED, {"role": "assistant", "content": "Yes."}])
-
-
-@pytest.mark.parametrize(
-    "source",
-    ["{{ 'no messages at all' }}", "{{ raise_exception('never') }}{{ messages }}", CHATML + CHATML],
-)
-def test_what_is_no_chat_template_is_refused(source, gpt2_chat):
-    with pytest.raises(ChatError, match=r"not once each|refused the conversation"):
-        Chat(source, gpt2_chat).render([ASKED, {"role": "assistant", "content": "Yes."}])
-
-
 def test_parts_are_given_to_templates_that_take_them_and_joined_for_others(gpt2_chat):
     parts = [{"type": "text", "text": "Is 7 "}, {"type": "text", "text": "odd?"}]
     answer = [{"type": "text", "text": "Yes"}, {"type": "text", "text": ".", "train": False}]

@@ -107,12 +107,12 @@ def test_commands_see_amendments_from_the_recipe_and_from_the_run(run):
     Path("mix.ledger.jsonl").unlink()  # the run has a copy
     planned = json.loads(run("plan", "new", "--json", "--quick").output)
     step = json.loads(run("inspect", "new", "--step", "7", "--json").output)
-    seen = json.loads(run("seen", "new", "--step", "12", "--json").output)
+    last = json.loads(run("inspect", "new", "--step", "12", "--json").output)
     found = json.loads(run("when", "new", "--document", "web.txt:0", "--json").output)
 
     assert planned["amendments"] == [{"position": 20, "weights": {"web": 0, "code": 1}}]
     assert {row["source"] for row in step["rows"]} == {"code"}
-    assert [each["rows"] for each in seen["sources"]] == [15, 33]
+    assert [each["rows"] for each in last["seen"]] == [15, 33]
     assert all(each["step"] < 6 for each in found["documents"][0]["seen"])
     old = json.loads(run("inspect", "old", "--step", "6", "--json").output)
     assert {row["source"] for row in old["rows"]} == {"web", "code"}

@@ -106,7 +106,6 @@ def test_an_error_of_the_system_has_no_traceback(invoke, corpus):
         ),
         (["build", "x", "-o", "y", "--errors", "ignore"], ["strict", "replace"]),
         (["build", "x", "-o", "y", "--special-tokens", "drop"], ["text", "parse"]),
-        (["build", "x", "-o", "y", "--engine", "fast"], ["auto", "gigatoken", "tokenizers"]),
         (["build", "x"], ["--output"]),
         (["decode"], ["STORE"]),
         (["buidl"], ["build"]),
@@ -152,7 +151,7 @@ def test_choices_are_those_of_the_library():
         }
         for function in (penstock.build, build_command)
     )
-    for name in ("format", "errors", "special_tokens", "engine"):
+    for name in ("format", "errors", "special_tokens"):
         choices = get_args(command[name])[0]  # the type inside Annotated
 
         assert set(get_args(choices)) == set(get_args(library[name])), name

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
@@ -56,7 +57,7 @@ def test_it_ends_with_a_short_summary_and_the_next_command(build):
 def test_a_finished_build_says_so(build, run_json, corpus):
     build()
 
-    assert "\nstore is already finished; nothing was done (" in build().stdout
+    assert "\nstore is already finished (" in build().stdout
     again = run_json("build", corpus, "--documents", "lines", "-o", "store", "--tokenizer", "bytes")
     assert again["finished_before"]
     assert again["read_bytes"] == 0
@@ -242,3 +243,11 @@ def test_progress_goes_to_the_terminal_of_stderr_and_not_to_a_redirected_stdout(
     assert "100%" in shown
     assert b"\x1b" not in out
     assert "━" not in out.decode()
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc here")
+def test_a_store_where_no_directory_can_be_made_is_refused_in_words(invoke, corpus):
+    done = invoke("build", corpus, "-o", "/proc/penstock/store", code=1)
+
+    assert done.stderr.startswith("StoreError: /proc/penstock/store cannot be made")
+    assert "elsewhere" in done.stderr

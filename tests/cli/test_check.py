@@ -284,9 +284,7 @@ def test_check_o_tries_the_directory(tried, tmp_path):
         assert words in tried(directory, code=1)
 
 
-@pytest.mark.parametrize(
-    "words", [["b.txt"], ["a.txt", "c"], ["a.txt", "--tokenizer=bytes"], ["a.txt", "--newlines=lf"]]
-)
+@pytest.mark.parametrize("words", [["b.txt"], ["a.txt", "c"], ["a.txt", "--tokenizer=bytes"]])
 def test_check_o_refuses_a_finished_store_as_a_build_does(words, invoke, run_json, tmp_path):
     (tmp_path / "c").mkdir()
     for number in range(20):  # more than a check reads of a directory

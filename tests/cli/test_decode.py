@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
-from penstock.tokenize.known import _find
+from penstock.tokenize.tokenizer import _find
 
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 

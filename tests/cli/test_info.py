@@ -7,13 +7,14 @@ import time
 from dataclasses import asdict
 from itertools import pairwise
 
+import made_store
 import pytest
 import zygote
 
 import penstock as ps
 from penstock.cli.info import histogram_lines
+from penstock.errors import StoreError
 from penstock.store.journal import Journal
-from penstock.store.manifest import manifest_bytes
 from penstock.store.summary import Bin, summarize
 
 
@@ -31,7 +32,7 @@ def test_hostile_names_in_a_manifest_are_escaped(invoke, corpus):
     hostile, build = "\x1b]0;title\x07\u202e\n", contents["builds"][0]
     contents["tokenizer"]["name"] = build["inputs"][0]["name"] = hostile
     build["rejects"]["reasons"] = build["skipped_files"] = {hostile: 2}
-    (store.path / "penstock.json").write_bytes(manifest_bytes(contents, list(store.manifest.parts)))
+    made_store.write(store.path, contents, list(store.manifest.parts))
 
     shown = invoke("info", "store").stdout
     assert r"\x1b]0;title\x07\u202e\n" in shown
@@ -192,3 +193,35 @@ def test_sixty_bins_fit_and_are_labelled_where_there_is_room():
     assert len(bars) == 60
     assert len(scale) <= 62
     assert scale.startswith("1  4   16  64")
+
+
+class Reversed:
+    """A tokenizer of the user's own."""
+
+    vocab_size, eos_token_id = 257, 256
+
+    def encode(self, text):
+        return [255 - byte for byte in text.encode()]
+
+    def decode(self, ids):
+        return bytes(255 - id_ for id_ in ids if id_ < 256).decode()
+
+
+def test_a_store_of_an_own_tokenizer_shows_the_digest_of_errors_and_says_to_pass_it_again(
+    invoke, corpus
+):
+    store = ps.build(corpus.name, "store", tokenizer=Reversed(), documents="lines")
+    shown = invoke("info", "store").stdout
+    digest = re.search(r"digest ([0-9a-f]{12}) ", shown)[1]
+    assert "an object: pass it again each time" in shown
+
+    assert store.decode(0, tokenizer=Reversed()) == "To be, or not to be:"
+    for command in (["decode", "store", "-d", "0"], ["decode", "store", "-d", "1"]):
+        error = invoke(*command, code=1).stderr
+        assert "again each time, with tokenizer= in Python" in error
+        assert digest[:8] in error
+        assert "once" not in error
+    with pytest.raises(StoreError, match=digest[:8]):
+        store.decode(0, tokenizer="bytes")
+    with pytest.raises(StoreError, match=digest[:8]):
+        ps.build(corpus.name, "store", tokenizer="bytes", documents="lines")

@@ -50,14 +50,12 @@ def run(invoke, made, tmp_path):
 COMMANDS = {
     # These need no tokenizer either.
     "numpy": [
-        ["seen", "run", "--step", "3"],
         ["when", "run", "--document", "web.txt:0"],
         ["diff", "run", "run"],
         ["plan", "mix.toml", "--quick"],
     ],
     "tokenizers": [
         ["inspect", "run", "--step", "3", "--around", "1"],
-        ["when", "run", "--text", "dogs"],
         ["report", "run"],
         ["amend", "mix.toml", "--skip", "6:7", "--set", "training.steps=9"],
     ],
@@ -194,7 +192,7 @@ def test_ids_of_an_unknown_tokenizer_are_shortened_unless_all_are_asked_for(invo
 def test_json_has_all_rows_and_stable_names(run):
     found = json.loads(run("inspect", "run", "--step", 3, "--around", 1, "--json").stdout)
 
-    assert sorted(found) == ["around", "metrics", "positions", "rows", "step"]
+    assert sorted(found) == ["around", "metrics", "positions", "rows", "seen", "step"]
     assert len(found["rows"]) == 4
     row = found["rows"][0]
     names = ["documents", "epoch", "number", "position", "sample", "segments", "source"]
@@ -264,26 +262,10 @@ def test_when_lists_the_steps_of_a_document(run, run_json):
     assert found["last_step"] == 60
 
 
-def test_when_finds_a_text_and_says_how_much_of_it_is_seen(run, run_json):
-    found = run_json("when", "run", "--text", "dogs.")
-    shown = run("when", "run", "--text", "dogs.").stdout
-    seen = [each for each in found["documents"] if each["seen"]]
-
-    assert len(found["documents"]) == 30
-    assert shown.startswith(f"30 matches of 'dogs.', {len(seen)} seen in the run's steps 1 to 5\n")
-    assert shown.count(" document ") == 20
-    assert "… and 10 more; --json lists them" in shown
-    assert len(seen) < 20
-    assert shown.count("--set training.steps=NUMBER searches more steps\n") == 1
-    assert "0 matches of 'no such text'" in run("when", "run", "--text", "no such text").stdout
-
-
-@pytest.mark.parametrize("option", ["--document", "--text"])
-def test_when_names_a_document_that_is_not_seen(run, run_json, option):
+def test_when_names_a_document_that_is_not_seen(run, run_json):
     found = (run_json("when", "run", "-d", n, "--source", "web")["documents"][0] for n in range(30))
     number = next(each["document"] for each in found if not each["seen"])
-    wanted = str(number) if option == "--document" else f"Line {number}:"
-    shown = run("when", "run", option, wanted, "--source", "web").stdout
+    shown = run("when", "run", "--document", number, "--source", "web").stdout
 
     assert f", document {number} of run/stores/web, " in shown
     assert shown.endswith(
@@ -291,13 +273,12 @@ def test_when_names_a_document_that_is_not_seen(run, run_json, option):
     )
 
 
-def test_seen_counts_what_a_checkpoint_has_read(run, run_json):
-    shown = run("seen", "run", "--step", 4).stdout
-    found = run_json("seen", "run", "--step", 4)
+def test_inspect_counts_what_a_checkpoint_has_read(run, run_json):
+    shown = run("inspect", "run", "--step", 4).stdout
+    found = run_json("inspect", "run", "--step", 4)
 
     assert "after step 4, 16 rows were read:" in shown
-    assert [each["rows"] for each in found["sources"]] == [12, 4]
-    assert f"the run has trained on {found['trained_tokens']:,} targets" in shown
+    assert [each["rows"] for each in found["seen"]] == [12, 4]
 
 
 def test_diff_says_identical_or_what_differs_and_exits_like_diff(run, run_json, made):
@@ -355,12 +336,9 @@ def test_diff_first_names_the_settings_that_differ(run, run_json, made):
         (["inspect", "run", "-s", 6], 1, "Step 6 is after the end of this run: its last step is 5"),
         (["inspect", "run", "-s", 0], 1, "There is no step 0: the first step of a run is 1"),
         (["inspect", "web.txt", "-s", 1], 1, "web.txt is not the directory of a run"),
-        (["when", "run"], 2, "FILE:RECORD, --document NUMBER or --text STRING"),
         (["when", "run", "-d", "web.txt"], 2, "is not FILE:RECORD, such as web.jsonl:90210"),
         (["when", "run", "-d", "wbe.txt:0"], 1, "Did you mean web.txt"),
         (["when", "run", "-d", "web.txt:1"], 1, "the nearest begin at 0 and "),
-        (["when", "run", "--text", ""], 1, "The text to find is empty"),
-        (["seen", "run", "-s", 9], 1, "Step 9 is after the end of this run"),
         (["diff", "run", "nope"], 2, "nope does not exist"),
         (["diff", "run", "."], 2, "has no fingerprints.jsonl"),
     ],

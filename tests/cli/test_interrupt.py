@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zygote
+from tokenizers import Tokenizer, models
 
 import penstock as ps
 from penstock.sources.slices import cut
@@ -105,8 +106,21 @@ def test_a_build_resumes_to_the_same_bytes(big, tmp_path, sums, invoke, monkeypa
 @pytest.mark.slow
 def test_a_build_inside_native_code_ends_at_once(big, tmp_path):
     """The reference engine takes seconds for one call, during which Python handles no signal."""
-    store = tmp_path / "store"
-    command = ["build", big, "--documents", "lines", "-o", store, "--engine", "tokenizers"]
+    store, slow = tmp_path / "store", tmp_path / "slow.json"
+    pieces = [("<unk>", 0.0), *((letter, -1.0) for letter in " .0123456789abcdefnw")]
+    Tokenizer(models.Unigram(pieces, 0)).save(str(slow))
+    command = [
+        "build",
+        big,
+        "--documents",
+        "lines",
+        "-o",
+        store,
+        "--tokenizer",
+        slow,
+        "--no-eos",
+        "-q",
+    ]
 
     def ready(process):
         return (store / ".building.json").exists() and processor_seconds(process) > 1.5

@@ -1,5 +1,7 @@
 """`penstock plan`: what a run would read."""
 
+from pathlib import Path
+
 import pytest
 
 
@@ -25,6 +27,34 @@ def test_it_draws_the_tree_of_a_recipe(invoke, recipe):
     assert "delivered 100 rows" in shown
     assert "validation: 461 of 461 rows, the same every time" in shown
     assert "the run: 100 steps, 400 rows of 16 inputs, 6,400 in total" in shown
+
+
+def test_targets_that_follow_from_a_mean_are_said_to_be_about(invoke, recipe):
+    """Windows are all full; rows of `packs` have different numbers of targets."""
+    shown = invoke("plan", "mix.toml").stdout
+    table = shown.partition("trained on")[2].partition("\n\n")[0]
+    line = {line.split()[0]: line for line in table.splitlines()[1:]}
+
+    assert "about" not in line["web"]
+    assert line["code"].count("about ") == 2
+
+
+@pytest.mark.parametrize(
+    ("weights", "line"),
+    [
+        ((0.9, 0.9), "weights: given 0.9, 0.9: read as 0.5, 0.5"),
+        ((3, 1), "weights: given 3, 1: read as 0.75, 0.25"),
+        ((0.7, 0.3), None),
+    ],
+)
+def test_weights_that_do_not_sum_to_one_are_shown_as_they_are_read(invoke, recipe, weights, line):
+    text = Path("mix.toml").read_text()
+    for old, new in zip(("weight = 3", "weight = 1"), weights, strict=True):
+        text = text.replace(f"{old}\n", f"weight = {new} #\n")
+    Path("mix.toml").write_text(text)
+    shown = invoke("plan", "mix.toml", "--quick").stdout
+
+    assert line in shown if line else "read as" not in shown
 
 
 def test_flags_change_it(invoke, recipe):

@@ -59,16 +59,6 @@ def test_parts_of_an_earlier_run_do_not_count_as_speed(clock):
     )
 
 
-def test_the_clock_starts_again_when_a_repair_makes_parts(clock):
-    meter = Meter(clock)
-    meter.line(progress(0, done=900, total=1_000))
-    clock.times[0] += 60
-    meter.line(progress(0, done=0, total=500))
-    clock.times[0] += 1
-
-    assert meter.line(progress(0, done=100, total=500)) == "0:04 left"
-
-
 def test_work_of_less_than_ten_seconds_writes_no_line(capsys):
     with bar() as draw:
         draw(1, 2, "words")

@@ -1,13 +1,11 @@
 """`penstock verify`: a verdict and an exit code."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import penstock as ps
-from penstock.store.manifest import manifest_bytes
 
 
 @pytest.fixture
@@ -32,7 +30,6 @@ def test_json_is_one_object(run_json, store):
         "store": "store",
         "whole": True,
         "num_parts": 1,
-        "num_unchecked": 0,
         "num_documents": 4,
         "num_pieces": 4,
         "num_tokens": 75,
@@ -61,17 +58,3 @@ def test_both_sides_of_a_split_are_checked(invoke, run_json, corpus):
 
 def test_what_is_no_store_is_an_error(invoke, corpus):
     assert "has no penstock.json" in invoke("verify", ".", code=1).stderr
-
-
-def test_a_store_of_an_earlier_version_has_no_checksums_and_says_so(invoke, run_json, store):
-    record = store.manifest.parts[0]
-    files = {kind: record.files[kind] for kind in record.files if kind != "checks"}
-    contents = {key: value for key, value in store.manifest.contents.items() if key != "digest"}
-    data = manifest_bytes({**contents, "version": 1}, [replace(record, files=files)])
-    Path("store/penstock.json").write_bytes(data)
-
-    wanted = "none in 1 part of an earlier version: only verify finds damage there"
-    assert f"checksums: {wanted}" in invoke("verify", "store").stdout
-    assert " ".join(invoke("info", "store").stdout.split()).count(f"checksums {wanted}") == 1
-    assert run_json("verify", "store")["num_unchecked"] == 1
-    assert run_json("info", "store")["num_unchecked"] == 1

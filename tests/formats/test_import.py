@@ -6,6 +6,8 @@ import shutil
 from itertools import count
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -46,6 +48,16 @@ def test_a_store_has_the_documents_of_the_token_files(write_files, tmp_path):
     counts = store.manifest.builds[0]["counts"]
     assert (counts["documents"], counts["skipped"]) == (5, 3)
     assert [store.origin(number).offset for number in (0, len(store) - 1)] == [0, 6]
+
+
+def test_an_imported_document_is_named_by_its_number(tmp_path):
+    path = tmp_path / "1.parquet"
+    pq.write_table(pa.table({"input_ids": [[1, 1], [2], [3, 4]]}), path)
+    store = ps.import_tokens(path, tmp_path / "store", tokenizer="bytes")
+
+    assert str(ps.Packs(store, 2).origins(2)[-1]).endswith("(1.parquet, document 2)")
+    shown = CliRunner().invoke(app, ["decode", str(store.path), "-d", "1"])
+    assert "from 1.parquet, document 1" in shown.output
 
 
 def test_a_set_without_documents_becomes_one_document_for_each_file(tmp_path):

@@ -104,8 +104,6 @@ def random_plan(random, stores, make_rows):
             options["schedule"] = {int(start): weights() for start in sorted(starts)}
         if random.random() < 0.3:
             options["max_epochs"] = float(random.integers(2, 6))
-    elif len(keys) > 1 and random.random() < 0.4:
-        options["schedule"] = {0: keys[:1], int(random.integers(1, 100)): keys}
     return ps.Plan(sources, **options)
 
 
@@ -151,8 +149,8 @@ def random_amendment(random, plan, position, stores, make_rows):
     start = plan._skips.after(position) + skip
     read = sorted(sources_at(plan, plan._settings.stages, start))
     later = [each for each in plan._settings.stages if each.position > start]
-    has_weights = plan.is_weighted or (len(plan.names) == 1 and len(plan._settings.stages) == 1)
-    kind = random.choice(["weights", "add", "drop", "exclude"])
+    has_weights = plan.is_weighted or len(plan.names) == 1
+    kind = random.choice(["weights", "add", "drop", "exclude"] if has_weights else ["exclude"])
     if kind == "add":
         kinds = ["windows", "overlapping", "gaps"]
         kinds += ["packs"] * any(rows.whole_documents for rows in plan.sources.values())

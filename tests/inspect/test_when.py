@@ -1,17 +1,14 @@
-"""`when` finds every row of a run that holds a document, and `find_text` every place of a text."""
-
-import re
+"""`when` finds every row of a run that holds a document."""
 
 import numpy as np
 import pytest
 
 import penstock as ps
 from penstock.errors import PlanError, StoreError
-from penstock.inspect import RunSteps, find_documents, find_text, seen, when
+from penstock.inspect import RunSteps, find_documents, seen, when
 from penstock.inspect.documents import document_span, find_numbered
-from penstock.inspect.text import find_texts
+from penstock.loader.fingerprints import RowReader
 from penstock.order.steps import Steps
-from penstock.sources.slices import cut
 
 LENGTH = 24  # of the rows of `make_rows`
 KINDS = ["windows", "overlapping", "gaps", "packs", "documents", "cut"]
@@ -173,82 +170,29 @@ def test_seen_counts_rows_and_epochs_of_each_source(stores):
     assert seen(plan, steps, 0).position == 0
 
 
-def expected_matches(store, text, tokenizer):
-    """Documents and byte offsets at which a text occurs; pieces of a document are joined."""
-    found, number = [], 0
-    while number < len(store):
-        pieces = [number]
-        while not store.edges(pieces[-1])[1]:
-            pieces.append(pieces[-1] + 1)
-        data = b"".join(store.decode_bytes(each, tokenizer) for each in pieces)
-        ends = np.cumsum([len(store.decode_bytes(each, tokenizer)) for each in pieces])
-        for match in re.finditer(rb"(?=" + re.escape(text.encode()) + rb")", data):
-            piece = int(np.searchsorted(ends, match.start(), side="right"))
-            found.append(pieces[piece])
-        number = pieces[-1] + 1
-    return found
-
-
-@pytest.mark.parametrize("block", [3, 50, 1 << 18])
-@pytest.mark.parametrize(
-    "text", ["fox", " jumps. the fox", "é", "s 17", "Verse 10.\nVerse 11.", "aa"]
-)
-def test_a_text_is_found_wherever_it_is(stores, gpt2_chat, monkeypatch, block, text):
-    monkeypatch.setattr("penstock.inspect.text._BLOCK_TOKENS", block)
-    for name, store in stores.items():
-        found = list(find_text(store, text, gpt2_chat, threads=2))
-
-        assert [each.document for each in found] == expected_matches(store, text, gpt2_chat), name
-        for each in found:
-            start, _ = document_span(ps.Windows(store, 4), 0, store, each.document)
-            ids = store.tokens(start + each.span[0], start + each.span[1])
-            assert text.encode() in gpt2_chat.decode_bytes(ids)
-            assert text.encode() not in gpt2_chat.decode_bytes(ids[1:])
-            assert text.encode() not in gpt2_chat.decode_bytes(ids[:-1])
-
-
-@pytest.mark.parametrize("engine", ["gigatoken", "tokenizers"])
-def test_a_text_across_the_pieces_of_a_document_is_found_by_both_engines(
-    tmp_path, monkeypatch, engine
-):
-    monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", 90)
-    tokenizer = ps.load_tokenizer("gpt2", engine=engine)
-    (tmp_path / "a.txt").write_text("".join(f"word{n} " for n in range(80)))
-    store = ps.build(tmp_path / "a.txt", tmp_path / "s", tokenizer="gpt2")
-    assert len(store) > 3
-    first = store.decode(0)
-    border = f"{first[-8:]}{store.decode(1)[:8]}"
-
-    (match,) = find_text(store, border, tokenizer)
-    assert match.document == 0
-    assert match.span[1] > len(store.document(0))
-
-
-def test_a_text_of_two_documents_is_no_match_and_the_end_token_is_no_text(tmp_path):
-    store = ps.build(ps.Texts(["one two", "three four"]), tmp_path / "s", tokenizer="gpt2")
-    tokenizer = ps.load_tokenizer("gpt2")
-
-    assert not list(find_text(store, "twothree", tokenizer))
-    assert not list(find_text(store, "<|endoftext|>", tokenizer))
-    assert len(list(find_text(store, "three", tokenizer))) == 1
-    with pytest.raises(PlanError, match="The text to find is empty"):
-        list(find_text(store, "", tokenizer))
-
-
-def test_texts_of_a_plan_are_found_in_every_source_with_their_progress(stores):
-    plan = ps.Plan({name: ps.Windows(store, LENGTH) for name, store in stores.items()})
-    seen_tokens = []
-    found = list(find_texts(plan, "Line 5:", progress=lambda *each: seen_tokens.append(each)))
-
-    assert {each.file for each in found} == {"lines.txt"}
-    assert [each.source for each in find_texts(plan, "course", "chats")] == ["chats"] * 40
-    total = sum(store.num_tokens for store in stores.values())
-    assert seen_tokens[-1] == (total, total)
-    for each in found:
-        positions = [one.position for one in when(plan, RunSteps(Steps(1)), each, len(plan))]
-        assert positions
-        for position in positions:
-            assert any(origin.document == each.document for origin in plan.origins(position))
+@pytest.mark.parametrize("kind", [*KINDS, "chats", "excluding"])
+def test_targets_said_to_be_exact_are_those_that_were_trained_on(stores, make_rows, kind):
+    if kind == "chats":
+        plan = ps.Plan(ps.Packs(stores["chats"], LENGTH))
+    elif kind == "excluding":
+        plan = ps.Plan(ps.Windows(stores["lines"], LENGTH))
+        (found,) = find_documents(plan, "lines.txt", 0)
+        plan = plan.amend(0, exclude={plan.names[0]: [found.span]})
+    else:
+        plan = ps.Plan(make_rows[kind](stores["lines"]))
+    epoch = sum(plan.sizes)
+    reader = RowReader(plan)
+    for rows in (1, epoch // 2, epoch, epoch + 1, 2 * epoch):
+        tokens, targets, _ = reader.assembler.read(reader.locate(np.arange(rows)))
+        trained = tokens[:, 1:].size if targets is None else int(targets.sum())
+        (each,) = seen(plan, RunSteps(Steps(1), total=None), rows).sources
+        assert each.tokens == trained or not each.tokens_exact
+        if kind in ("windows", "packs") and rows in (epoch, 2 * epoch):
+            assert each.tokens_exact
+        if kind == "windows" and rows != 1:
+            assert each.tokens_exact
+        if kind in ("packs", "chats", "excluding") and rows == epoch // 2:
+            assert not each.tokens_exact
 
 
 def test_a_document_of_a_store_is_found_behind_token_files_of_several_parts(tmp_path):
@@ -279,12 +223,13 @@ class Borrowed:
 
 
 def test_rows_of_a_user_are_found_by_their_own_method_and_never_said_to_be_unseen(tmp_path):
-    ps.build(ps.Texts(["one two", "three"] * 20), tmp_path / "store", tokenizer="bytes")
+    store = ps.build(ps.Texts(["one two", "three"] * 20), tmp_path / "store", tokenizer="bytes")
     windows = ps.Windows(tmp_path / "store", length=8)
     rows, mute = Borrowed(windows), Borrowed(windows)
     rows.holding = windows.holding
     steps = RunSteps(Steps(4))
-    (first, *_) = find_texts(ps.Plan(windows, seed=1), "three")
+    input_name = store.manifest.inputs[0]["name"]
+    (first,) = find_documents(ps.Plan(windows, seed=1), input_name, store.origin(1).offset)
     name = first.source
 
     expected = when(ps.Plan({name: windows}, seed=1), steps, first, 40)

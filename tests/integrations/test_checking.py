@@ -30,11 +30,15 @@ def test_both_conventions_are_detected_and_ignored_labels_do_not_count():
 @pytest.mark.parametrize(
     ("batch", "aligned", "named"),
     [
-        (SHIFTED, True, "shifted (a label is the next input; do not shift it again)"),
+        (
+            SHIFTED,
+            True,
+            "shifted (a label is the next input): use cross_entropy(logits, labels), and not ",
+        ),
         (tuple(SHIFTED.values()), True, "shifted (a label is"),
         ([*SHIFTED.values()], True, "shifted (a label is"),
         ({"inputs": ROWS[:, :-1], "targets": ROWS[:, 1:]}, True, "shifted (a label is"),
-        (SAME, False, "same (a label is its input; the model must shift it)"),
+        (SAME, False, "same (a label is its input): use model(**batch).loss of transformers"),
         ({"input_ids": ROWS, "labels": ROWS.flip(1)}, False, "neither shifted nor the same"),
     ],
 )

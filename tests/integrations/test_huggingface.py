@@ -228,7 +228,7 @@ def test_packs_and_items_are_for_models_too(store, windows):
     batch = next(iter(StepLoader(Packs(store, 32), 2)))
     item = RowItems(windows)[3]
 
-    assert list(batch) == ["input_ids", "labels", "position_ids"]
+    assert list(batch) == ["input_ids", "labels", "position_ids", "use_cache"]
     assert item["input_ids"].tolist() == windows.read([3])["tokens"][0, :17].tolist()
     assert torch.equal(item["input_ids"], item["labels"])
     assert len(RowItems(windows)) == len(windows)

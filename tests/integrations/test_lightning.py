@@ -280,7 +280,7 @@ def test_packing_removes_the_padding_and_loses_nothing(module):
     batches = list(made.train_dataloader())
     batch = batches[0]
 
-    assert list(batch) == ["input_ids", "labels", "position_ids"]
+    assert list(batch) == ["input_ids", "labels", "position_ids", "use_cache"]
     begins = batch["position_ids"] == 0
     assert (batch["labels"][begins] == -100).all()
     trained = batch["labels"] != -100
@@ -296,7 +296,9 @@ def test_the_first_batch_of_packed_rows_is_shown_too(module, capsys):
     debug_datamodule(module(packing=True, max_length=64))
     printed = capsys.readouterr().out
 
-    assert "Keys available: dict_keys(['input_ids', 'labels', 'position_ids'])" in printed
+    assert (
+        "Keys available: dict_keys(['input_ids', 'labels', 'position_ids', 'use_cache'])" in printed
+    )
     assert "Padding: Packs(" in printed
     assert "% padding" in printed
 
@@ -590,7 +592,7 @@ def test_streaming_packs_what_the_finished_text_packs_and_goes_on(
     other = streaming("other" if grown else "one")
     other.load_state_dict(state)
 
-    assert list(rest[0]) == ["input_ids", "labels", "position_ids"]
+    assert list(rest[0]) == ["input_ids", "labels", "position_ids", "use_cache"]
     assert len(packed.train_dataset.part_rows) > 3
     assert sorted(rows_of(begun + rest)) == sorted(rows_of(packed.train_dataloader()))
     assert rows_of(other.train_dataloader())[: len(rest)] == rows_of(rest)

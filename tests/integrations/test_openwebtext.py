@@ -10,9 +10,10 @@ import torch
 pytest.importorskip("lightning", reason="needs penstock[lightning]")
 
 from penstock import Texts, build
-from penstock.errors import PlanError, SourceError
+from penstock.errors import PlanError, SourceError, StoreError
 from penstock.integrations.lightning import LocalOpenWebTextDataModule, debug_datamodule
 from penstock.preprocess import preprocess
+from penstock.sources.slices import cut
 
 LINES = [f"document {number} says {number**3 % 9973}." for number in range(120)]
 
@@ -176,6 +177,72 @@ def test_preprocessed_files_are_read_without_the_text(files, tmp_path):
     assert set(found) <= expected
     assert len(found) == len(set(found)) == len(starts) // 4 * 4
     assert len(rows_of(made.test_dataloader())) == len(made.val_dataset)
+
+
+@pytest.mark.parametrize("labels", ["shifted", "same"])
+def test_preprocessed_and_streamed_rows_have_one_order_with_part(
+    module, files, tmp_path, monkeypatch, labels
+):
+    monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", 700)  # several parts
+    for side, name in (("train_file", "train"), ("val_file", "val")):
+        preprocess(files[side], tmp_path / f"{name}.npy", tokenizer="bytes")
+    arrays = {f"preprocessed_{side}": tmp_path / f"{side}.npy" for side in ("train", "val")}
+
+    streamed = module(labels=labels)
+    expected = [batch["input_ids"].tolist() for batch in streamed.train_dataloader()]
+    others = [
+        module(labels=labels, shuffle="part", streaming=False),
+        module(labels=labels, shuffle="part", use_preprocessed=True, **arrays),
+        module(labels=labels, shuffle="part", use_preprocessed=True, num_workers=2, **arrays),
+    ]
+
+    assert len(others[0].train_dataset.part_rows) > 2
+    for other in others:
+        assert [batch["input_ids"].tolist() for batch in other.train_dataloader()] == expected
+    # Without shuffle="part", preprocessed rows are shuffled as a whole.
+    whole = module(labels=labels, use_preprocessed=True, **arrays)
+    batches = [batch["input_ids"].tolist() for batch in whole.train_dataloader()]
+    assert batches != expected
+    assert len(batches) == len(expected)
+
+
+def test_parts_of_other_tokens_are_refused(module, files, tmp_path, monkeypatch):
+    path = tmp_path / "train.npy"
+    with monkeypatch.context() as patch:
+        patch.setitem(cut.__kwdefaults__, "slice_bytes", 700)
+        preprocess(files["train_file"], path, tokenizer="bytes")
+    np.save(path, np.load(path)[:-1])
+    options = {"use_preprocessed": True, "preprocessed_train": path, "preprocessed_val": path}
+
+    with pytest.raises(StoreError, match=r"train\.parts\.json lists .* tokens, but .* has"):
+        module(**options, shuffle="part")
+    assert next(iter(module(**options).train_dataloader()))  # needs no parts
+
+
+def test_a_new_preprocessed_file_of_one_part_replaces_the_parts_of_the_old_one(
+    module, files, tmp_path, monkeypatch
+):
+    path = tmp_path / "train.npy"
+    with monkeypatch.context() as patch:
+        patch.setitem(cut.__kwdefaults__, "slice_bytes", 700)
+        preprocess(files["train_file"], path, tokenizer="bytes")
+    preprocess(files["val_file"], path, tokenizer="bytes", overwrite=True)
+
+    options = {"use_preprocessed": True, "preprocessed_train": path, "preprocessed_val": path}
+    assert next(iter(module(**options, shuffle="part").train_dataloader()))
+
+
+@pytest.mark.parametrize("shuffle", ["full", "none", "block"])
+def test_an_order_of_all_rows_is_refused_while_streaming(files, shuffle):
+    with pytest.raises(PlanError, match="streaming=False"):
+        LocalOpenWebTextDataModule(**files, shuffle=shuffle)
+    assert LocalOpenWebTextDataModule(**files, shuffle=shuffle, streaming=False)
+    assert LocalOpenWebTextDataModule(**files, shuffle=shuffle, use_preprocessed=True)
+
+
+def test_an_unknown_order_is_refused(files):
+    with pytest.raises(PlanError, match="shuffle='parts' is not"):
+        LocalOpenWebTextDataModule(**files, shuffle="parts", streaming=False)
 
 
 def test_a_missing_file_names_path_directory_and_command(tmp_path, monkeypatch):

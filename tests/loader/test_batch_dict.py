@@ -63,6 +63,16 @@ def test_every_format_of_named_fields_is_shown(loader, format):
     assert type(ps.Loader(rows, 2, format="tuple")[0]) is tuple
 
 
+def test_a_packed_batch_for_a_model_also_shows_what_is_no_tensor(store):
+    batch = ps.Loader(ps.Packs(store, 16), 2, format="hf")[0]
+    moved = _pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), batch)
+
+    assert "<td>use_cache</td><td></td><td>bool</td><td>False</td>" in batch._repr_html_()
+    assert type(moved) is type(batch)
+    assert moved["use_cache"] is False
+    assert moved["labels"].device.type == "meta"
+
+
 def test_it_is_a_dict_and_equal_to_one(batch):
     assert isinstance(batch, dict)
     assert batch == plain(batch)

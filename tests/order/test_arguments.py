@@ -25,11 +25,15 @@ REFUSED = {
     ),
     "weight missing": (
         {"weights": {"web": 1}},
-        'The stage at position 0 has no weight for "code". Write "code": 0 to leave a source out.',
+        'weights= has no weight for "code". Write "code": 0 to leave a source out.',
     ),
     "weight of no source": (
         {"weights": {"web": 1, "code": 1, "books": 2}},
-        'The stage at position 0 names "books", but the sources of this plan are "web", "code".',
+        'weights= names "books", but the sources of this plan are "web", "code".',
+    ),
+    "weight of no source, later": (
+        {"weights": WEB_CODE, "schedule": {9: {"web": 1, "code": 1, "books": 2}}},
+        'The stage at position 9 names "books", but the sources of this plan are "web", "code".',
     ),
     "negative weight": (
         {"weights": {"web": 1, "code": -1}},

@@ -1,4 +1,4 @@
-"""Stores that are built in object storage: the bytes of a local build, one writer, safe to kill."""
+"""Stores that are built in object storage: the bytes of a local build, safe to kill."""
 
 import hashlib
 import itertools
@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import subprocess
-import threading
 import time
 import traceback
 from contextlib import suppress
@@ -109,7 +108,7 @@ def test_every_object_is_signed_with_its_digest(bucket, url, inputs):
     bucket.proxy.set(on_request=on_request)
     build(inputs, url)
 
-    assert len(signed) > 15
+    assert len(signed) > 10
     assert all(signed)
 
 
@@ -230,25 +229,22 @@ def num_puts(bucket, inputs, url, **settings):
     return bucket.proxy.count("PUT")
 
 
-def killed_builds(bucket, inputs, url, points, monkeypatch, tmp_path, **settings):
-    """Builds that were killed at these requests, each then finished here, as on another machine."""
+def killed_builds(bucket, inputs, url, points, **settings):
+    """Builds that were killed at these requests, each then finished by the caller."""
     for point in points:
         started = []
         kill_at(bucket, lambda: started[0], point)  # noqa: B023  (used before the next round)
         started.append(start(inputs, f"{url}-{point}", **settings))
         output = started[0].communicate(timeout=60)[0]
         bucket.proxy.set()
-        lose_cache(monkeypatch, tmp_path)
         yield point, "end" not in output
 
 
-def test_a_killed_build_is_resumed_on_another_machine(
-    bucket, url, inputs, local, monkeypatch, tmp_path
-):
+def test_a_killed_build_is_resumed(bucket, url, inputs, local):
     """Between parts, and after all slices were sent and recorded."""
     total = num_puts(bucket, inputs, f"{bucket.url}/whole")
     points = [total * 2 // 3, total - 1]
-    for point, is_killed in killed_builds(bucket, inputs, url, points, monkeypatch, tmp_path):
+    for point, is_killed in killed_builds(bucket, inputs, url, points):
         assert is_killed
         build(inputs, f"{url}-{point}")
         assert found(bucket, f"some/store-{point}") == local
@@ -259,11 +255,11 @@ def test_a_killed_build_is_resumed_on_another_machine(
 
 @pytest.mark.torture
 def test_a_build_killed_at_every_request_is_resumed(
-    bucket, url, inputs, more, local, monkeypatch, tmp_path, figure, sums
+    bucket, url, inputs, more, local, tmp_path, figure, sums
 ):
     total = num_puts(bucket, inputs, f"{bucket.url}/whole")
     points = range(1, total + 1)
-    for point, _ in killed_builds(bucket, inputs, url, points, monkeypatch, tmp_path):
+    for point, _ in killed_builds(bucket, inputs, url, points):
         build(inputs, f"{url}-{point}")
         assert found(bucket, f"some/store-{point}") == local
     split = {"split": "hash:0.2", "append": True}
@@ -274,9 +270,7 @@ def test_a_build_killed_at_every_request_is_resumed(
     appends = num_puts(bucket, more, f"{bucket.url}/whole-split", **split)
     for point in range(1, appends + 1):
         build(inputs, f"{url}-{point}", split="hash:0.2", overwrite=True)
-    for point, _ in killed_builds(
-        bucket, more, url, range(1, appends + 1), monkeypatch, tmp_path, **split
-    ):
+    for point, _ in killed_builds(bucket, more, url, range(1, appends + 1), **split):
         with suppress(StoreError):  # the append was complete
             build(more, f"{url}-{point}", **split)
         assert found(bucket, f"some/store-{point}") == expected
@@ -288,6 +282,16 @@ def test_a_build_that_failed_may_have_other_settings_next(bucket, url, inputs, l
         build(inputs, url, max_bad=0, eos=False)
     assert any(name.startswith("part-") for name in found(bucket))
 
+    build(inputs, url)
+
+    assert found(bucket) == local
+
+
+def test_a_killed_build_begins_again_on_another_machine(
+    bucket, url, inputs, local, monkeypatch, tmp_path
+):
+    interrupt(bucket, inputs, url, 6, monkeypatch)
+    lose_cache(monkeypatch, tmp_path)
     build(inputs, url)
 
     assert found(bucket) == local
@@ -313,172 +317,18 @@ def test_a_part_that_somebody_deleted_is_made_again(bucket, url, inputs, local, 
     assert found(bucket) == local
 
 
-def test_an_object_with_other_contents_is_never_replaced(bucket, url, inputs):
-    """Somebody writes a part of another store while this build runs."""
-
-    def on_request(request):
-        if request.path.endswith("/settings.json") and request.method == "PUT":
-            bucket.put("some/store/part-00001.bounds.npy", b"of another store")
-
-    bucket.proxy.set(on_request=on_request)
-    with pytest.raises(StoreError, match=r"part-00001\.bounds\.npy is there already, with other"):
-        build(inputs, url)
-    assert bucket.objects()["some/store/part-00001.bounds.npy"] == b"of another store"
-    assert "penstock.json" not in found(bucket)
-
-
-class Builder:
-    """A process with a separate cache that runs one build after the other."""
-
-    CODE = """
-import json, os, sys
-import penstock
-from penstock.sources.slices import cut
-
-cut.__kwdefaults__["slice_bytes"] = 4_000
-for line in sys.stdin:
-    order = json.loads(line)
-    os.environ["PENSTOCK_CACHE"] = order.pop("cache")
-    try:
-        penstock.build(**order)
-        print(json.dumps("built"), flush=True)
-    except penstock.errors.PenstockError as error:
-        print(json.dumps(f"{type(error).__name__}: {error}"), flush=True)
-"""
-
-    def __init__(self, cache, environment):
-        self.cache, self.round = cache, 0
-        self._process = zygote.Popen(
-            ["-c", self.CODE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **environment},
-        )
-
-    def begin(self, inputs, url, **settings):
-        self.round += 1
-        order = {"inputs": str(inputs), "store": url, **SETTINGS, **settings}
-        order["cache"] = str(self.cache / str(self.round))
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-
-    def result(self):
-        return json.loads(self._process.stdout.readline())
-
-    def stop(self):
-        self._process.kill()
-        self._process.wait(30)
-        self._process.stdin.close()
-        self._process.stdout.close()
-
-
-@pytest.fixture(scope="module")
-def _machines(_proxy, tmp_path_factory):
-    environment = {
-        "AWS_ENDPOINT_URL": _proxy.url,
-        "AWS_ACCESS_KEY_ID": "a-key",
-        "AWS_SECRET_ACCESS_KEY": "a-secret",
-        "AWS_REGION": "us-east-1",
-        "PENSTOCK_REMOTE_SECONDS": "120",  # nothing fails here, and the machine may be busy
-    }
-    both = [Builder(tmp_path_factory.mktemp("machine"), environment) for _ in range(2)]
-    yield both
-    for each in both:
-        each.stop()
-
-
-@pytest.fixture
-def builders(bucket, _machines):
-    """Two machines, as far as object storage can see."""
-    return _machines
-
-
-def delays(bucket, seed):
-    """Let requests arrive at slightly different times in each round."""
-
-    def on_request(request):
-        text = f"{seed} {request.method} {request.path} {os.urandom(1)[0] % 2}"
-        time.sleep(hashlib.sha256(text.encode()).digest()[0] / 256 * 0.03)
-
-    bucket.proxy.set(on_request=on_request)
-
-
-LOST = r"StoreError: .*(Another process|holds an unfinished|is a finished store|is there already)"
-
-
-@pytest.mark.parametrize("rounds", [1, pytest.param(50, marks=pytest.mark.torture)])
-def test_of_two_writers_one_wins_and_the_other_says_so(
-    rounds, bucket, builders, inputs, more, tmp_path, sums, figure
+def test_an_unfinished_build_of_another_machine_is_not_touched(
+    bucket, url, inputs, more, local, monkeypatch, tmp_path
 ):
-    """Two builds of different inputs at one URL, two appends, and two builds of the same input."""
-    third = tmp_path / "third.txt"
-    third.write_text("a third text\n" * 99)
-    expected, both = {}, 0
-    chains = ((inputs,), (more,), (third, inputs), (third, more))
-    for chain in (*chains, (third, inputs, more), (third, more, inputs)):
-        place = tmp_path / f"local-{len(expected)}"
-        for each in chain:
-            build(each, place, append=each is not chain[0])
-        expected[chain] = sums(place)
-    for number in range(rounds):
-        for kind, files in (
-            ("build", [inputs, more]),
-            ("append", [inputs, more]),
-            ("same", [more] * 2),
-        ):
-            url, prefix, first = f"{bucket.url}/{number}-{kind}", f"{number}-{kind}", ()
-            if kind == "append":
-                build(third, url)
-                first = (third,)
-            delays(bucket, number)
-            for each, file in zip(builders, files, strict=True):
-                each.begin(file, url, append=kind == "append")
-            results = [each.result() for each in builders]
-            won = [file for file, result in zip(files, results, strict=True) if result == "built"]
-            assert won, results
-            assert all(result == "built" or re.match(LOST, result) for result in results), results
-            if kind == "append":  # the second append may begin when the first is complete
-                both += len(won) - 1
-                allowed = [(*first, *won), (*first, *reversed(won))]
-            else:
-                assert len(won) == 1 or kind == "same", results
-                allowed = [(won[0],)]
-            assert found(bucket, prefix) in [expected[chain] for chain in allowed], results
-    figure(f"{3 * rounds} races of two writers; in {both} of them, one append followed the other")
+    interrupt(bucket, inputs, url, 4, monkeypatch)
+    before = found(bucket)
+    lose_cache(monkeypatch, tmp_path)
 
-
-@pytest.mark.parametrize("append", [pytest.param(False, marks=pytest.mark.torture), True])
-def test_a_writer_that_lost_its_claim_cannot_commit(
-    append, bucket, builders, url, inputs, more, tmp_path, sums
-):
-    """Somebody deletes what is unfinished while a build waits for its last request."""
-    (tmp_path / "third.txt").write_text("a third text\n" * 99)
-    if append:
-        build(tmp_path / "third.txt", url)
-        build(tmp_path / "third.txt", tmp_path / "local")
-    arrived, released, sent = threading.Event(), threading.Event(), []
-
-    def on_request(request):
-        if request.method == "PUT" and request.path.endswith("/penstock.json"):
-            sent.append(request.body)
-            if request.body == sent[0]:  # also if it is sent again, after a timeout
-                arrived.set()
-                released.wait(240)
-
-    kept = set(bucket.objects())
-    bucket.proxy.set(on_request=on_request)
-    builders[0].begin(inputs, url, append=append)
-    assert arrived.wait(240)
-    for name in set(bucket.objects()) - kept:
-        bucket.delete(name)
-    builders[1].begin(more, url, append=append)
-    assert builders[1].result() == "built"
-    released.set()
-
-    assert re.match(r"StoreError: Another process committed s3://.* first", builders[0].result())
-    build(more, tmp_path / "local", append=append)
-    assert found(bucket) == sums(tmp_path / "local")
+    with pytest.raises(StoreError, match=rf"{url} holds a build with other settings.*--overwrite"):
+        build(more, url)
+    assert found(bucket) == before
+    build(inputs, url)
+    assert found(bucket) == local
 
 
 @pytest.mark.parametrize(
@@ -559,34 +409,9 @@ def test_the_command_builds_and_inspects_a_remote_store(bucket, inputs, invoke, 
     assert f"{url} is already finished" in shown
     assert f"next: penstock info {url}" in shown
     assert str(done["num_documents"]) in invoke("info", url).stdout
-    failed = invoke("build", inputs, "-o", url, *settings, "--task", "0/2", code=1).stderr
-    assert "is in object storage, and tasks share a directory" in failed
 
 
 def test_process_workers_make_the_same_remote_store(bucket, url, inputs, local):
     build(inputs, url, workers="processes", threads=4)
 
-    assert found(bucket) == local
-
-
-def test_a_lost_answer_and_wrong_bytes_are_not_another_writer(bucket, url, inputs, local):
-    """The claim succeeds without an answer; when it is read to compare it, a byte is wrong."""
-    seen = []
-
-    def on_request(request):
-        if request.path.endswith(("/settings.json", "/penstock.json")):
-            seen.append((request.method, request.path))
-            puts, gets = (seen.count((method, request.path)) for method in ("PUT", "GET"))
-            is_lost = request.method == "PUT" and puts == 1
-            is_wrong = request.method == "GET" and puts and gets < 3
-            kinds = ("hang",) if is_lost else ("wrong",)
-            bucket.proxy.rate, bucket.proxy.kinds = float(is_lost or is_wrong), kinds
-        else:
-            bucket.proxy.rate = 0.0
-
-    bucket.proxy.set(stall_seconds=0.1, on_request=on_request)
-    build(inputs, url, threads=1)
-
-    assert bucket.proxy.faults["hang"] == 2
-    assert bucket.proxy.faults["wrong"] >= 2
     assert found(bucket) == local

@@ -81,4 +81,4 @@ def test_a_server_that_always_fails_ends_in_an_error(local, bucket, monkeypatch,
     with pytest.raises(StoreError, match=f"{bucket.url}/owt/penstock.json"):
         ps.TokenStore(f"{bucket.url}/owt")
     bucket.proxy.set()
-    assert open_objects(f"{bucket.url}/owt").head("penstock.json").size
+    assert open_objects(f"{bucket.url}/owt").size("penstock.json")

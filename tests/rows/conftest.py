@@ -3,12 +3,14 @@
 import hashlib
 from pathlib import Path
 
+import made_store
 import numpy as np
 import pytest
+import xxhash
 
 import penstock
 from penstock.store.files import header
-from penstock.store.manifest import FILE_NAME, PartRecord, manifest_bytes, part_file
+from penstock.store.manifest import PartRecord, part_file
 
 
 def write_store(place, parts, *, tokenizer="made", dtype="uint16"):
@@ -27,9 +29,9 @@ def write_store(place, parts, *, tokenizer="made", dtype="uint16"):
         for kind, array in arrays.items():
             data = header(array.dtype, array.shape) + array.tobytes()
             (place / part_file(number, kind)).write_bytes(data)
-            files[kind] = (len(data), hashlib.sha256(data).hexdigest())
+            files[kind] = (len(data), xxhash.xxh3_128(data).hexdigest())
         records.append(PartRecord(number, len(documents), len(tokens), files))
-    (place / FILE_NAME).write_bytes(manifest_bytes(_contents(records, tokenizer, dtype), records))
+    made_store.write(place, _contents(records, tokenizer, dtype), records)
     return penstock.TokenStore(place)
 
 
@@ -37,7 +39,6 @@ def _contents(records, tokenizer, dtype):
     name = hashlib.sha256(tokenizer.encode()).hexdigest()
     return {
         "format": "penstock-store",
-        "version": 1,
         "dtype": dtype,
         "tokenizer": {
             "name": tokenizer,
@@ -60,7 +61,7 @@ def _contents(records, tokenizer, dtype):
             {
                 "slices": len(records),
                 "counts": {},
-                "rejects": {"bytes": 0, "sha256": hashlib.sha256().hexdigest(), "reasons": {}},
+                "rejects": {"bytes": 0, "xxh3_128": xxhash.xxh3_128().hexdigest(), "reasons": {}},
                 "reading": {},
                 "inputs": [{"name": "a.txt", "bytes": 1, "format": "text", "compression": None}],
             }
@@ -80,17 +81,17 @@ def sparse_store(tmp_path_factory):
     records = []
     for number in range(3):
         arrays = {"bounds": np.array([size], "<u8"), "origin": np.zeros((1, 2), "<u8")}
-        files = {"tokens": (128 + 2 * size, "0" * 64)}
+        files = {"tokens": (128 + 2 * size, "1" * 32)}
         for kind, array in arrays.items():
             data = header(array.dtype, array.shape) + array.tobytes()
             (place / part_file(number, kind)).write_bytes(data)
-            files[kind] = (len(data), "0" * 64)
+            files[kind] = (len(data), "1" * 32)
         with (place / part_file(number, "tokens")).open("wb") as stream:
             stream.write(header(np.dtype("<u2"), (size,)) + np.array([7], "<u2").tobytes())
             stream.seek(128 + 2 * (size - 1))
             stream.write(np.array([11], "<u2").tobytes())
         records.append(PartRecord(number, 1, size, files))
-    (place / FILE_NAME).write_bytes(manifest_bytes(_contents(records, "made", "uint16"), records))
+    made_store.write(place, _contents(records, "made", "uint16"), records)
     return penstock.TokenStore(place), size
 
 

@@ -61,6 +61,7 @@ def test_an_epoch_trains_on_every_target_once(store, pairs, prefetch):
 def test_the_unshifted_format_trains_on_the_same_targets_also_laid_end_to_end(store, pairs):
     found = []
     for batch in Loader(Packs(store, LENGTH), 8, format="hf", **RUN):
+        assert batch.pop("use_cache") is False
         assert list(batch) == ["input_ids", "labels", "position_ids"]
         # What a model does with a batch laid end to end: predict each label from the token before.
         ids, labels, places = (each.reshape(-1) for each in batch.values())

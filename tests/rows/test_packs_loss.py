@@ -1,10 +1,11 @@
 """Loss masks of a chat store, through packs, documents and windows."""
 
-import hashlib
 import itertools
 
+import made_store
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +13,7 @@ import penstock
 from penstock import Documents, Loader, Packs, Plan, Windows
 from penstock.errors import PlanError
 from penstock.store.files import header
-from penstock.store.manifest import FILE_NAME, PartRecord, manifest_bytes, part_file, read_manifest
+from penstock.store.manifest import PartRecord, part_file, read_manifest
 from penstock.transforms import MaskTokens, Transformed
 
 chats = st.lists(
@@ -32,11 +33,11 @@ def add_loss(store, marks, *, parts=None):
             array = np.array(each, np.uint8)
             data = header(array.dtype, array.shape) + array.tobytes()
             (store.path / part_file(record.number, "loss")).write_bytes(data)
-            files["loss"] = (len(data), hashlib.sha256(data).hexdigest())
+            files["loss"] = (len(data), xxhash.xxh3_128(data).hexdigest())
         records.append(PartRecord(record.number, record.num_documents, record.num_tokens, files))
     entries = manifest.contents.items()
-    contents = {name: value for name, value in entries if name not in ("digest", "parts")}
-    (store.path / FILE_NAME).write_bytes(manifest_bytes(contents, records))
+    contents = {name: value for name, value in entries if name != "digest"}
+    made_store.write(store.path, contents, records)
     return penstock.TokenStore(store.path)
 
 

@@ -15,7 +15,7 @@ LINES = b"".join(b'{"text": "line %d"}\n' % number for number in range(3_000))
 CASES = {
     "a.jsonl": (LINES, ReadSettings()),
     "lines.txt": (b"\xef\xbb\xbf" + LINES, ReadSettings(documents="lines")),
-    "separated.txt": (LINES.replace(b"\n", b"<|endoftext|>\r\n"), ReadSettings(newlines="lf")),
+    "separated.txt": (LINES.replace(b"\n", b"<|endoftext|>\r\n"), ReadSettings()),
     "whole.txt": (LINES, ReadSettings()),
     "bad.txt": (LINES + b"\xff\n" + LINES, ReadSettings(documents="lines")),
     "empty.txt": (b"", ReadSettings()),
@@ -45,16 +45,6 @@ def test_the_digest_of_what_was_read_is_the_digest_of_the_file(name, tmp_path, m
             assert known in (right, None)
         assert piece_digests(files, spans, digests) == piece_digests(files, spans)
     assert num_known == (0 if name == "empty.txt" else round(len(data) / 20_000))
-
-
-def test_a_record_that_is_skipped_leaves_its_span_without_a_digest(tmp_path, monkeypatch):
-    monkeypatch.setattr(read, "BLOCK_BYTES", 1 << 12)
-    reading = ReadSettings(documents="lines", max_document_bytes=100)
-    (tmp_path / "a.txt").write_bytes(b"short\n" + b"x" * 20_000 + b"\nshort\n")
-
-    ((files, spans, digests),) = slices_of(tmp_path / "a.txt", reading)
-    assert [digests.digest(span) for span in spans] == [None]
-    assert piece_digests(files, spans, digests) == piece_digests(files, spans) != []
 
 
 def test_text_that_a_span_carries_is_digested_as_before(tmp_path):

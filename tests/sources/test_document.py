@@ -66,7 +66,7 @@ def build(number, source, **options):
     penstock.build(source, f"store{number}", max_bad=9, **options)
     assert "pandas" not in sys.modules, (source, options)
 build(1, "a.txt", tokenizer="gpt2")
-build(2, "a.txt", tokenizer="gpt2", engine="tokenizers")
+build(2, "a.txt", tokenizer=penstock.load_tokenizer("gpt2", engine="tokenizers"))
 build(3, "good.jsonl", tokenizer="bytes")
 build(4, "bad.jsonl", tokenizer="bytes")
 build(5, "latin.jsonl", tokenizer="bytes", errors="replace")

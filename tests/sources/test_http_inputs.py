@@ -117,7 +117,6 @@ ODD = {
     "empty range": later(1, lambda s, h, b: (416, {"Content-Length": "0"}, b"")),
     "negative length": later(1, lambda s, h, b: (s, h | {"Content-Length": "-5"}, b)),
     "length of words": later(1, lambda s, h, b: (s, h | {"Content-Length": "many"}, b)),
-    "huge length": later(1, lambda s, h, b: (s, h | {"Content-Length": "9" * 5000}, b)),
     "refused": later(1, lambda s, h, b: (403, {"Content-Length": "0"}, b"")),
     "failed": later(1, lambda s, h, b: (500, {"Content-Length": "0"}, b"")),
     "loop": later(1, lambda s, h, b: (302, {"Location": "/a.txt", "Content-Length": "0"}, b"")),
@@ -125,24 +124,6 @@ ODD = {
         1, lambda s, h, b: (302, {"Location": "file:///etc/passwd", "Content-Length": "0"}, b"")
     ),
 }
-
-
-NUMBERS = ["9" * 4_300, "9" * 5_000, "-5", "many", "²".encode().decode("latin-1"), "1 2"]
-
-
-@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number[:5])
-@pytest.mark.parametrize("header", ["Content-Length", "Content-Range", "ETag"])
-def test_odd_numbers_in_any_answer_are_an_error_or_change_nothing(server, tmp_path, header, number):
-    value = f"bytes 0-9/{number}" if header == "Content-Range" else number
-    server.answer = lambda handler, status, headers, body: (status, headers | {header: value}, body)
-    arguments = {"tokenizer": "bytes", "documents": "lines"}
-    if header == "ETag":  # which is any text
-        assert len(penstock.build(server.url, tmp_path / "store", **arguments)) == 250_000
-        return
-    with pytest.raises(SourceError, match=r"127\.0\.0\.1:\d+/a\.txt") as caught:
-        penstock.build(server.url, tmp_path / "store", **arguments)
-    assert len(str(caught.value)) < 400
-    assert not any(secret in str(caught.value) for secret in SECRETS)
 
 
 @pytest.mark.parametrize("kind", ODD)
@@ -195,53 +176,3 @@ def test_a_file_that_is_replaced_between_two_requests_is_refused(server, tmp_pat
     server.answer = later(1 << 16, replace)
     with pytest.raises(SourceError, match="changed while it was read"):
         penstock.build(server.url, tmp_path / "store", tokenizer="bytes", documents="lines")
-
-
-@pytest.mark.parametrize("piece", [b"X-More: 1\r\n", b"x"])
-def test_headers_without_end_are_cut_by_the_deadline_of_penstock(server, monkeypatch, piece):
-    """Each of these pieces would start the timeout of a socket again."""
-    monkeypatch.setattr("penstock.sources.remote._HEADER_SECONDS", 0.5)
-
-    def trickle(handler, status, headers, body):
-        handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
-        while not server.stop.wait(0.05):
-            handler.wfile.write(piece)
-        return status, headers, body
-
-    server.answer = trickle
-    with pytest.raises(SourceError, match=r"sent no complete headers within 0\.5 s"):
-        list_files(server.url, ReadSettings())
-
-
-def test_headers_of_a_later_answer_are_cut_by_the_deadline_of_penstock(
-    server, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("penstock.sources.remote._HEADER_SECONDS", 0.5)
-
-    def trickle(handler, status, headers, body):
-        if handler.headers.get("Range", "bytes=0-").startswith("bytes=0-"):
-            return status, headers, body
-        handler.wfile.write(b"HTTP/1.1 206 Partial Content\r\n")
-        while not server.stop.wait(0.05):
-            handler.wfile.write(b"x")
-        return status, headers, body
-
-    server.answer = trickle
-    with pytest.raises(SourceError, match=r"a\.txt cannot be read: the server sent no complete"):
-        penstock.build(server.url, tmp_path / "store", tokenizer="bytes", documents="lines")
-
-
-def test_a_timeout_of_the_user_cuts_headers_too(server):
-    import aiohttp
-
-    def trickle(handler, status, headers, body):
-        handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
-        while not server.stop.wait(0.05):
-            handler.wfile.write(b"X-More: 1\r\n")
-        return status, headers, body
-
-    server.answer = trickle
-    timeout = aiohttp.ClientTimeout(total=0.5)
-    fsspec.config.conf["http"]["client_kwargs"]["timeout"] = timeout
-    with pytest.raises(SourceError, match=r"a\.txt cannot be reached: FSTimeoutError"):
-        list_files(server.url, ReadSettings())

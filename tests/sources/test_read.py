@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SourceError
@@ -90,37 +90,6 @@ def test_strict_and_replace_differ_only_where_python_fails_to_decode(lines, read
     assert read(scratch / "bad.txt").texts == [
         piece for piece, whole in zip(pieces, mended, strict=True) if piece == whole
     ]
-
-
-@pytest.mark.parametrize("documents", ["lines", "paragraphs", "<|endoftext|>", "\n\n"])
-@given(
-    sizes=st.lists(st.integers(0, 150), max_size=8),
-    limit=st.integers(1, 40),
-    block=st.integers(16, 32),  # more than a separator or gap
-    slice_bytes=st.sampled_from([20, 1_000]),
-    gap=st.sampled_from(["", " ", " " * 12]),
-)
-@example(sizes=[90, 1], limit=1, block=16, slice_bytes=1_000, gap="")
-@example(sizes=[90, 1], limit=1, block=16, slice_bytes=1_000, gap=" " * 12)
-def test_documents_past_the_limit_are_rejected_and_no_other(
-    documents, sizes, limit, block, slice_bytes, gap, read, scratch
-):
-    between = {"lines": "\n", "paragraphs": f"\n{gap}\n"}.get(documents, documents)
-    texts = [chr(97 + i) * size for i, size in enumerate(sizes)]
-    data = between.join(texts).encode()
-    (scratch / "long.txt").write_bytes(data)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.sources.read.BLOCK_BYTES", block)
-        found = read(
-            scratch / "long.txt",
-            documents=documents,
-            max_document_bytes=limit,
-            slice_bytes=slice_bytes,
-        )
-
-    assert found.texts == [text.encode() for text in texts if 0 < len(text) <= limit]
-    assert found.reasons == ["too_long" for text in texts if len(text) > limit]
-    assert found.tally.total_bytes == len(data)
 
 
 def test_a_record_longer_than_many_blocks_and_slices_is_one_document(read, tmp_path, monkeypatch):

@@ -22,8 +22,6 @@ from penstock.sources.settings import ReadSettings
         ({"field": ""}, r"contains an empty name"),
         ({"field": ["q", "a"]}, r"field=\['q', 'a'\] is not the name of one field.*penstock.Texts"),
         ({"field": "a..b"}, r"field=.a\.\.b. contains an empty name"),
-        ({"max_document_bytes": 0}, r"must be at least 1"),
-        ({"max_expansion": 0}, r"must be at least 1"),
     ],
 )
 def test_a_setting_that_cannot_be_meant_is_refused(settings, message):

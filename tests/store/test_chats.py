@@ -214,6 +214,60 @@ def _table(path, records):
     return path
 
 
+@pytest.mark.parametrize("kind", ["lines", "parquet", "arrow", "texts"])
+def test_a_column_of_questions_and_one_of_answers_are_conversations(
+    kind, tmp_path, data, build, gpt2_chat
+):
+    lines = (data / "gsm8k" / "test.jsonl").read_text(encoding="utf-8").splitlines()[:200]
+    records = [{"id": number, **json.loads(line)} for number, line in enumerate(lines)]
+    inputs = {
+        "lines": lambda: data / "gsm8k" / "test.jsonl",
+        "parquet": lambda: _table(tmp_path / "a.parquet", records),
+        "arrow": lambda: _table(tmp_path / "a.arrow", records),
+        "texts": lambda: penstock.Texts(lines),
+    }[kind]()
+    store = build(inputs, tmp_path / "store", chat="chatml", field="question,answer")
+    expected = [
+        Chat("chatml", gpt2_chat).render(
+            {"prompt": each["question"], "completion": each["answer"], "id": 1}
+        )
+        for each in records
+    ]
+
+    assert len(store) == (1_319 if kind == "lines" else 200)
+    for (tokens, loss), each in zip(documents(store), expected, strict=False):
+        assert np.array_equal(tokens, each.tokens)
+        assert np.array_equal(loss, each.loss)
+
+
+def test_the_columns_are_a_setting_of_the_store_and_win_over_known_formats(tmp_path, build):
+    """A record may have the keys of a known format beside the columns that were named."""
+    line = json.dumps({**record(1), "q": "Really?", "a": [{"role": "assistant", "content": "Yes"}]})
+    store = build(penstock.Texts([line]), tmp_path / "a", chat="nanochat", field="q, a")
+
+    assert store.decode(0).endswith("Really?<|user_end|><|assistant_start|>Yes<|assistant_end|>")
+    with pytest.raises(StoreError, match="built differently"):
+        build(penstock.Texts([line]), tmp_path / "a", chat="nanochat")
+
+
+def test_a_record_of_another_shape_is_refused_with_the_columns_to_name(tmp_path, build, invoke):
+    path = _written(tmp_path / "a.jsonl", b'{"id": 1, "question": "1 + 1?", "answer": "2"}\n')
+    with pytest.raises(SourceError) as error:
+        build(path, tmp_path / "a", chat="chatml", max_bad=0)
+    assert 'has "id", "question", "answer", which is not a known format' in str(error.value)
+    assert 'field="question,answer" (--field question,answer)' in str(error.value)
+    with pytest.raises(SourceError) as error:
+        build(path, tmp_path / "a", chat="chatml", field="question,response", max_bad=0)
+    assert 'has "id", "question", "answer", and no "response"' in str(error.value)
+    for field in ("question", "a,b,c", "question,", "question,question"):
+        with pytest.raises(StoreError, match="one column of prompts and one of completions"):
+            build(path, tmp_path / "a", chat="chatml", field=field)
+
+    words = ("build", path, "-o", tmp_path / "b", "--chat", "chatml", "--add-tokens", "auto")
+    invoke(*words, "--field", "question,answer")
+    assert "1 + 1?" in invoke("decode", tmp_path / "b").stdout
+
+
 def test_an_array_that_is_damaged_is_refused(tmp_path, build):
     path = _written(tmp_path / "a.json", b'[{"messages": ')
 

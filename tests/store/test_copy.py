@@ -55,7 +55,7 @@ def test_damage_is_named_and_nothing_is_copied(store, tmp_path):
     path = store / "part-00001.tokens.npy"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
 
-    with pytest.raises(StoreError, match=r"part-00001\.tokens\.npy is damaged: its SHA-256"):
+    with pytest.raises(StoreError, match=r"part-00001\.tokens\.npy is damaged: its XXH3-128"):
         penstock.copy(store, tmp_path / "copy")
     path.unlink()
     with pytest.raises(MissingStoreError, match=r"part-00001\.tokens\.npy is missing"):

@@ -10,6 +10,7 @@ import pytest
 
 import penstock
 
+TABLE = "e57072ae13df61cea37ebd9fd9778518c1c1a4caf351758791df96e762f330a7"
 GOLDEN = {
     "part-00000.bounds.npy": "2f0a25919273bebd7ffce9760c07d7c982c6007c8aaeb47a8188d23a76133f5f",
     "part-00000.checks.npy": "cd0df4b45f7eb8e7e71f2cff2ad54d94c89c4a6fc1126ce6c84bd5d0ffe644f5",
@@ -23,7 +24,8 @@ GOLDEN = {
     "part-00002.checks.npy": "e70db1c61316fcaa63a4f0c8cd6bb390f850d249606446edc5b066f5acc45c00",
     "part-00002.origin.npy": "484c4d2b4094e5a8a0e7a668dec25e8914a31ec6d34c5a7f8f9ce789afb3b2cd",
     "part-00002.tokens.npy": "e2ec945be514ef463c9a9395ec7db577f4f2347b8324dbdaad4925a0cb0c9615",
-    "penstock.json": "82edd950d81f310bd44b10949dabdceabc1c94272752ccb239620f698b56321e",
+    f"parts-{TABLE[:16]}.npy": TABLE,
+    "penstock.json": "14f366c77e303d4221ee431d01389b4b87b0cfbd6f9e4af5ce7c1340bc1425be",
     "rejects.jsonl": "93d130bb302a9e420160d3ce357cd7273179a92c1503b6f69a64344b791333ba",
 }
 

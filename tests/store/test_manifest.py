@@ -1,10 +1,9 @@
-"""Manifests from anywhere: read as they are, or refused; never followed out of the store."""
+"""Manifests that are damaged, or of another version."""
 
-import copy
 import json
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
@@ -12,27 +11,6 @@ from penstock.digest import digest_bytes
 from penstock.errors import StoreError
 from penstock.sources.settings import Texts
 from penstock.store.manifest import FILE_NAME, read_manifest
-
-HOSTILE = [
-    "../evil",
-    "../../etc/passwd",
-    "/etc/passwd",
-    "..\\evil",
-    "C:\\evil",
-    "a//b",
-    "a/./b",
-    "%2e%2e/evil",
-    "nul\x00byte",
-    "x" * 300,
-    "．．/evil",  # noqa: RUF001  (full-width dots are the point)
-    "CON",
-    "/dev/zero",
-    "file:///etc/passwd",
-    "http://127.0.0.1/x",
-    "",
-    ".",
-    "..",
-]
 
 
 @pytest.fixture(scope="module")
@@ -88,57 +66,6 @@ def test_a_manifest_that_is_spelled_otherwise_says_the_same(contents, opened, sm
     assert opened(signed(contents)) == opened((small_store.path / FILE_NAME).read_bytes())
 
 
-def places(value, path=()):
-    """The path of every value inside a JSON value."""
-    yield path
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
-    for key, each in items:
-        yield from places(each, (*path, key))
-
-
-junk = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**70), 2**70)
-    | st.floats()
-    | st.sampled_from(HOSTILE)
-    | st.text(max_size=5)
-    | st.just([])
-    | st.just({})
-    | st.lists(st.integers(0, 9), max_size=3)
-)
-
-
-@settings(max_examples=300)
-@given(data=st.data())
-def test_any_mutated_field_is_refused_or_harmless(data, contents, opened):
-    """Harmless: fields that only tell, such as a tokenizer's name, may say anything that fits."""
-    value = copy.deepcopy(contents)
-    path = data.draw(st.sampled_from([place for place in places(contents) if place]))
-    inside = value
-    for key in path[:-1]:
-        inside = inside[key]
-    if data.draw(st.booleans()):
-        inside[path[-1]] = data.draw(junk)
-    else:
-        del inside[path[-1]]
-    try:
-        raw = signed(value)
-    except ValueError:
-        assume(False)
-    try:
-        found = opened(raw)
-    except StoreError:
-        return
-    assert found[0] == opened(signed(contents))[0]
-
-
 @given(junk=st.binary(max_size=300))
 def test_bytes_that_are_no_manifest_are_refused(junk, opened):
     with pytest.raises(StoreError):
@@ -148,81 +75,26 @@ def test_bytes_that_are_no_manifest_are_refused(junk, opened):
         opened(zeros.replace(b"0" * 64, digest_bytes(zeros).encode(), 1))
 
 
-def changed(contents, **changes):
-    return signed({**contents, **changes})
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "other"}, "not the manifest of a token store"),
-        ({"version": 4}, r"version 4; this penstock reads the versions 1 to 3\. Install a newer"),
-        ({"version": 3}, "version 3 does not have parts of this kind"),
-        ({"version": "1"}, "version '1'"),
-        ({"dtype": "object"}, "names the dtype 'object'"),
-        ({"dtype": "O"}, "names the dtype 'O'"),
-        ({"dtype": "uint8"}, "names the dtype 'uint8'"),
-        ({"dtype": "int64"}, "names the dtype 'int64'"),
-        ({"builds": []}, "no build is listed"),
-        ({"counts": {"documents": 9, "tokens": 38}}, "its parts hold 3 documents"),
-        ({"counts": {"documents": 10**30, "tokens": 38}}, "counts.documents is 1000"),
-        ({"parts": None}, "has a missing or wrong field"),
-        ({"eos_id": 10**9}, "eos_id is 1000000000"),
+        ({"format": "other"}, "this penstock reads"),
+        ({"version": 2, "parts": []}, r"store', 2\), .*Build the store again"),
+        ({"parts": {"sha256": "../../../x" * 7}}, "not the manifest of a token store"),
     ],
 )
-def test_what_a_manifest_may_not_say(change, message, contents, opened):
+def test_a_manifest_of_another_version_is_refused(change, message, contents, opened):
     with pytest.raises(StoreError, match=message):
-        opened(changed(contents, **change))
+        opened(signed({**contents, **change}))
 
 
-@pytest.mark.parametrize("number", [-1, 2**63, 10**40, 1.0, True, "0", *HOSTILE])
-def test_the_number_of_a_part_can_name_no_other_file(number, contents, opened):
-    parts = [{**contents["parts"][0], "part": number}, *contents["parts"][1:]]
-
-    with pytest.raises(StoreError):
-        opened(changed(contents, parts=parts))
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_the_files_of_a_part_can_have_no_other_names(name, contents, opened):
-    part = contents["parts"][0]
-    parts = [{**part, "files": {**part["files"], name: part["files"]["tokens"]}}]
-
-    with pytest.raises(StoreError, match="has the files"):
-        opened(changed(contents, parts=parts + contents["parts"][1:]))
-
-
-@pytest.mark.parametrize("field", ["documents", "tokens"])
-@pytest.mark.parametrize("value", [-1, 2**61, 2**64, 10**30, 1.5, "7", None])
-def test_counts_that_cannot_be_are_refused_before_anything_is_allocated(
-    field, value, contents, opened
-):
-    parts = [{**contents["parts"][0], field: value}, *contents["parts"][1:]]
-
-    with pytest.raises(StoreError):
-        opened(changed(contents, parts=parts))
-
-
-@pytest.mark.parametrize("size", [0, 187, 10**12, 188.0])
-def test_the_size_of_a_file_is_what_its_counts_make_it(size, contents, opened):
-    part = copy.deepcopy(contents["parts"][0])
-    part["files"]["tokens"][0] = size
-
-    with pytest.raises(StoreError, match=r"part 0 says .* bytes of tokens, not 188"):
-        opened(changed(contents, parts=[part, *contents["parts"][1:]]))
-
-
-def test_parts_listed_twice_or_out_of_order_are_refused(contents, opened):
-    for parts in (contents["parts"][::-1], contents["parts"] + contents["parts"][:1]):
-        counts = {name: sum(part[name] for part in parts) for name in ("documents", "tokens")}
-        with pytest.raises(StoreError, match="twice or out of order"):
-            opened(changed(contents, parts=parts, counts=counts))
-
-
-def test_nesting_without_end_is_refused(opened):
-    data = b'{"digest": "' + b"0" * 64 + b'", "a": ' + b"[" * 100_000
-    with pytest.raises(StoreError):
-        opened(data.replace(b"0" * 64, digest_bytes(data).encode(), 1))
+def test_a_flipped_bit_in_a_manifest_is_refused(small_store, opened):
+    data = bytearray((small_store.path / FILE_NAME).read_bytes())
+    for at in range(0, len(data), 7):
+        data[at] ^= 4
+        with pytest.raises(StoreError, match="is damaged or was changed"):
+            opened(bytes(data))
+        data[at] ^= 4
 
 
 def test_a_directory_that_is_no_store_says_so(tmp_path):

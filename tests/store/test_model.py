@@ -42,7 +42,6 @@ ADVICE = re.compile(
     r"|does not exist, so there is no store"
 )
 # Rules that hold once these modules exist.
-HAS_REPAIR = find_spec("penstock.store.repair") is not None
 HAS_CHECKSUMS = find_spec("penstock.store.blocks") is not None
 CALLS = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
 FILES = ("a.txt", "b.txt", "c.txt")
@@ -287,15 +286,10 @@ class Stores(RuleBasedStateMachine):
     @precondition(lambda self: any(self.damage.values()))
     @rule(place=places)
     def repair(self, place):
-        """With `penstock.store.repair`, or by copying the file from a good store."""
+        """By copying the file from a good store."""
         for name, data in self.damage[place].items():
             path = self.folder / place / name
-            if HAS_REPAIR and path.name != "penstock.json":
-                from penstock.store import repair
-
-                if refused(repair, self.folder / place, self.folder / "in", threads=1):
-                    return
-            elif data and path.exists():
+            if data and path.exists():
                 path.write_bytes(data)
             else:
                 return

@@ -7,9 +7,9 @@ import pytest
 import penstock
 from penstock.errors import MissingTokenizerError, StoreError
 from penstock.sources.settings import Texts
-from penstock.store.manifest import PartRecord, manifest_bytes
+from penstock.store.manifest import read_manifest, write_manifest
 from penstock.store.reader import TokenStore
-from penstock.tokenize.known import _find
+from penstock.tokenize.tokenizer import _find
 from penstock.tokenize.train import train_tokenizer
 
 TEXTS = ["the cat sat on the mat", "a hat for the cat"] * 40
@@ -32,8 +32,7 @@ def rewritten(directory, **tokenizer):
     contents = json.loads(path.read_text())
     del contents["digest"]
     contents["tokenizer"] |= tokenizer
-    parts = [PartRecord.of(entry) for entry in contents.pop("parts")]
-    path.write_bytes(manifest_bytes(contents, parts))
+    write_manifest(directory, contents, read_manifest(directory).parts)
     return TokenStore(directory)
 
 

@@ -23,7 +23,7 @@ from penstock.errors import StoreError, TokenizerError, WorkerError
 from penstock.store import runners
 from penstock.store.build import begin
 from penstock.store.job import BuildSettings, prepare
-from penstock.store.memory import fitting_threads, needed_bytes, num_slots
+from penstock.store.memory import num_slots
 from penstock.store.processes import ProcessRunner
 from penstock.store.slice_work import Order, Watch
 from penstock.store.threads import ThreadRunner
@@ -125,14 +125,10 @@ def job_of(inputs, directory, **options):
         "documents": "lines",
         "field": "text",
         "errors": "strict",
-        "newlines": "keep",
         "eos": True,
         "bos": False,
         "special_tokens": "text",
         "max_bad": 10,
-        "max_document_bytes": 1 << 30,
-        "max_expansion": 200,
-        "engine": "auto",
         "threads": None,
     }
     job = begin(prepare(BuildSettings(inputs=inputs, store=directory, **{**settings, **options})))
@@ -432,29 +428,3 @@ def test_a_mismatch_of_engines_in_a_worker_process_keeps_its_type():
 
     error = ForkingPickler.loads(ForkingPickler.dumps(TokenizerError("one and two disagree")))
     assert type(error) is TokenizerError
-
-
-def test_a_limit_of_memory_lowers_the_number_of_slices_at_once(mixed, tmp_path):
-    sizes = (None, "100GB", "7.2GB", "7.1GB", 2_000_000_000)
-    runners_of = [
-        runners.runner_for(
-            job_of(mixed, tmp_path / "store", workers="threads", threads=16, memory=size)
-        )
-        for size in sizes
-    ]
-    assert [each.num_slots for each in runners_of] == [21, 21, 21, 21, num_slots(6)]
-    assert needed_bytes(16, 2) == 7_200_000_000
-    assert fitting_threads("7.1GB", 16, 2) == 15
-    with closing(
-        runners.runner_for(
-            job_of(mixed, tmp_path / "store", workers="processes", threads=16, memory="1.9GB")
-        )
-    ) as limited:
-        assert limited.num_slots == 2 * num_slots(2)
-
-
-@pytest.mark.parametrize("size", ["600MB", 0, "a lot", "8Bi", "-1"])
-def test_a_limit_of_memory_that_is_too_small_or_no_size_is_refused(size, mixed, tmp_path):
-    with pytest.raises(StoreError, match=r"memory=.*(is not a size|less than the 700,000,000)"):
-        penstock.build(mixed, tmp_path / "store", memory=size)
-    assert not (tmp_path / "store").exists()

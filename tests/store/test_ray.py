@@ -554,14 +554,14 @@ def test_the_command_builds_on_ray_and_prints_only_its_result(connected, inputs,
     assert sums("ray") == sums("threads")
 
 
-@pytest.mark.parametrize("options", [{}, {"threads": 1}, {"threads": 999}, {"memory": "1GB"}])
-def test_tasks_in_flight_are_bounded_by_cores_threads_and_memory(task, options):
+@pytest.mark.parametrize("options", [{}, {"threads": 1}, {"threads": 999}])
+def test_tasks_in_flight_are_bounded_by_cores_and_threads(task, options):
     job, _ = task(**options)
     cores = int(ray.cluster_resources()["CPU"])
     runner = RayRunner(job)
     try:
-        # A quarter more than there are cores, and one; one task needs 0.7 GB.
-        is_one = "memory" in options or options.get("threads") == 1
+        # A quarter more than there are cores, and one.
+        is_one = options.get("threads") == 1
         assert runner.num_slots == (1 if is_one else cores + 1 + cores // 4)
     finally:
         runner.close()

@@ -70,7 +70,7 @@ def test_a_byte_that_was_flipped_in_a_sealed_part_is_made_again(
         build(inputs, killed)
 
     assert sums(killed) == clean
-    assert f"{damaged} is damaged: its SHA-256 is" in caplog.text
+    assert f"{damaged} is damaged: its XXH3-128 is" in caplog.text
     assert "the journal says" in caplog.text
     assert "Its slice is made again." in caplog.text
 
@@ -310,11 +310,10 @@ def test_rejects_are_counted_once_for_each_slice(inputs, tmp_path):
             self.num_read += 1
             return super().get(key)
 
-    given = {"format": "text", "field": "text", "errors": "strict", "newlines": "keep"}
-    given |= {"special_tokens": "text", "engine": "auto", "eos": True, "bos": False}
+    given = {"format": "text", "field": "text", "errors": "strict"}
+    given |= {"special_tokens": "text", "eos": True, "bos": False}
     settings = BuildSettings(
-        inputs="", store="", documents="lines", tokenizer="bytes", threads=1, max_bad=20,
-        max_document_bytes=1, max_expansion=1, **given,
+        inputs="", store="", documents="lines", tokenizer="bytes", threads=1, max_bad=20, **given,
     )  # fmt: skip
     bad = BadRecords(Job(settings, tmp_path, [], settings.read_settings, None, {}))
     sealed = Counted()

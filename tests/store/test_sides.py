@@ -16,7 +16,7 @@ from penstock.errors import MissingStoreError, StoreError
 from penstock.integrations.stores import stores_together
 from penstock.sources.settings import Texts
 from penstock.store import open_sides, sides
-from penstock.store.manifest import manifest_bytes, read_manifest
+from penstock.store.manifest import read_manifest
 
 SPLIT = {"tokenizer": "bytes", "split": "hash:0.5"}
 
@@ -136,24 +136,6 @@ def test_a_store_that_does_not_exist_is_an_error_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(sides, "_WAIT_SECONDS", 600.0)
     with pytest.raises(MissingStoreError, match="does not exist"):
         open_sides(tmp_path / "none")
-
-
-@pytest.mark.usefixtures("impatient")
-def test_stores_of_earlier_versions_and_separate_stores_open_as_before(tmp_path):
-    penstock.build(texts("a"), tmp_path / "old", **SPLIT)
-    for side in ("train", "val"):
-        manifest = read_manifest(tmp_path / "old" / side)
-        contents = {key: manifest.contents[key] for key in manifest.contents if key != "digest"}
-        del contents["generation"]
-        data = manifest_bytes(contents, list(manifest.parts))
-        (tmp_path / "old" / side / "penstock.json").write_bytes(data)
-        penstock.build(texts(side), tmp_path / "two" / side, tokenizer="bytes")
-
-    assert [len(each) > 0 for each in open_sides(tmp_path / "old")] == [True, True]
-    assert [each.decode(0) for each in open_sides(tmp_path / "two")] == ["train 0", "val 0"]
-    # An append by this version gives both sides a generation.
-    penstock.build(texts("b"), tmp_path / "old", **SPLIT, append=True)
-    assert len(set(generations(tmp_path / "old"))) == 1
 
 
 WRITER = """

@@ -3,6 +3,7 @@
 import json
 from itertools import pairwise
 
+import made_store
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.store import summary as module
-from penstock.store.manifest import manifest_bytes
 from penstock.store.summary import bytes_per_token, count_lengths, summarize
 
 
@@ -123,7 +123,7 @@ def test_an_empty_store_has_no_lengths(build):
     store = build([7])
     contents = {**store.manifest.contents, "counts": {"documents": 0, "tokens": 0}}
     del contents["digest"]
-    (store.path / "penstock.json").write_bytes(manifest_bytes(contents, []))
+    made_store.write(store.path, contents, [])
     summary = summarize(ps.TokenStore(store.path))
 
     assert summary.num_documents == 0

@@ -1,11 +1,9 @@
 """Inputs are compared by contents, and a finished store says nothing about a machine."""
 
 import gzip
-import hashlib
 import json
 import os
 import shutil
-from itertools import accumulate, pairwise
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,10 +11,8 @@ import pytest
 import xxhash
 
 import penstock
-from penstock.digest import checked_json, parse_checked
 from penstock.errors import SourceError, StoreError
 from penstock.sources.settings import Texts
-from penstock.store.manifest import manifest_bytes
 
 pytestmark = pytest.mark.usefixtures("small_slices")
 
@@ -80,25 +76,6 @@ def test_touching_an_input_does_not_break_a_rerun_of_a_killed_build(kind, tmp_pa
     assert build(path, tmp_path / "store").digest == clean.digest
 
 
-def test_slices_that_an_earlier_version_has_recorded_are_made_again(tmp_path):
-    """Its records have other digests of the inputs."""
-    path = write(tmp_path, "txt")
-    clean = build(path, tmp_path / "clean")
-
-    def stop_late(progress):
-        if list((tmp_path / "store").glob(".slice-*.json")):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build(path, tmp_path / "store", progress=stop_late, threads=1)
-    for each in (tmp_path / "store").glob(".slice-*.json"):
-        contents = parse_checked(each.read_bytes())
-        contents["record"]["digests"] = contents["record"].pop("pieces")
-        each.write_bytes(checked_json(contents))
-
-    assert build(path, tmp_path / "store").digest == clean.digest
-
-
 def test_without_stamps_the_contents_are_compared_and_the_times_remembered(tmp_path):
     path = write(tmp_path, "txt")
     build(path, tmp_path / "store")
@@ -147,36 +124,6 @@ def test_the_digest_of_an_input_is_that_of_its_file(tmp_path):
     assert {each["name"]: each["xxh3_128"] for each in inputs} == digests
 
 
-def test_inputs_are_compared_with_the_sha_256_of_earlier_versions(tmp_path):
-    """A slice has read one file whole, and several slices have read pieces of the other one."""
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.txt").write_text("short\n")
-    path = write(tmp_path / "in", "txt")
-    store = build(tmp_path / "in", tmp_path / "store")
-    contents, text = store.manifest.contents, path.read_bytes()
-    del contents["digest"]
-    counts = [part.num_documents for part in store.manifest.parts]
-    assert len(counts) > 2
-    # The first slice begins with the short file, and each other one where its piece begins.
-    starts = {0, *(store.origin(number).offset for number in accumulate(counts[:-1])), len(text)}
-    pieces = [hashlib.sha256(text[a:b]).hexdigest() for a, b in pairwise(sorted(starts))]
-    whole = hashlib.sha256(b"short\n").hexdigest()
-    old = [whole, hashlib.sha256("".join(pieces).encode()).hexdigest()]
-    for each, digest in zip(contents["builds"][0]["inputs"], old, strict=True):
-        del each["xxh3_128"]
-        each["digest"] = digest
-    (store.path / "penstock.json").write_bytes(manifest_bytes(contents, list(store.manifest.parts)))
-    (tmp_path / ".store.stamps.json").unlink()
-
-    assert len(build(tmp_path / "in", tmp_path / "store")) == 901
-    with pytest.raises(StoreError, match=r"in .*store already"):
-        build(tmp_path / "in", tmp_path / "store", append=True)
-    (tmp_path / ".store.stamps.json").unlink()
-    path.write_bytes(text.replace(b"line 899", b"LINE 899"))
-    with pytest.raises(StoreError, match=r"in\.txt was changed or replaced"):
-        build(tmp_path / "in", tmp_path / "store")
-
-
 def test_messages_name_files_as_the_user_did(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"good\n\xff\n")
@@ -201,25 +148,6 @@ def test_files_of_one_name_in_two_folders_can_be_appended(tmp_path):
             build(tmp_path / folder, store, append=True)
     for folder in ("jan", "feb", "mar"):
         assert len(build(tmp_path / folder, store)) == 3
-
-
-def test_a_store_of_an_earlier_version_is_taken_for_the_same(tmp_path):
-    """It has the names that the user gave, no digests, and times inside."""
-    path = write(tmp_path, "txt")
-    store = build(path, tmp_path / "store")
-    contents = store.manifest.contents
-    del contents["digest"], contents["builds"][0]["inputs"][0]["xxh3_128"]
-    contents["builds"][0]["inputs"][0]["name"] = str(path)
-    (store.path / "penstock.json").write_bytes(manifest_bytes(contents, list(store.manifest.parts)))
-    (tmp_path / ".store.stamps.json").unlink()
-    (store.path / ".stamps.json").write_text(json.dumps({str(path): str(path.stat().st_mtime_ns)}))
-
-    assert len(build(path, store.path)) == 900
-    os.utime(path, ns=(1, 1))
-    with pytest.raises(StoreError, match="was changed or replaced"):
-        build(path, store.path)
-    (store.path / ".stamps.json").unlink()
-    assert len(build(path, store.path)) == 900
 
 
 def test_texts_in_memory_have_no_stamp(tmp_path):

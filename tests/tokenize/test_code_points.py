@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from penstock.sources.document import Batch, SeparatedTexts
-from penstock.tokenize.code_points import RANGES, SYMBOLS, cut, find
 from penstock.tokenize.engines import TokenizersEngine
-from penstock.tokenize.supported import PATTERNS
+from penstock.tokenize.supported import PATTERNS, cut, find, listed_ranges
 from penstock.tokenize.tokenizer import load_tokenizer
 
 HERE = Path(__file__)
@@ -29,7 +28,7 @@ def module(path):
 
 ids = module(HERE.with_name("same_ids.py"))
 CODE_POINTS = [*range(0xD800), *range(0xE000, 0x110000)]
-LISTED = [point for low, high in (*RANGES, *SYMBOLS) for point in range(low, high + 1)]
+LISTED = [point for low, high in listed_ranges(symbols=True) for point in range(low, high + 1)]
 CONTEXTS = ("{}", "{}'s", "a\u0345{}")
 """Alone, before a contraction, after the combining mark that is sorted last."""
 
@@ -52,9 +51,11 @@ def test_listed_code_points_are_found_and_no_others():
     data = np.frombuffer(text.encode(), np.uint8)
     starts = np.cumsum([0, *(len(chr(point).encode()) for point in CODE_POINTS)])
 
-    for symbols, wanted in ((False, RANGES), (True, (*RANGES, *SYMBOLS))):
+    for symbols in (False, True):
         found = np.searchsorted(starts, find(data, symbols=symbols))
-        listed = {point for low, high in wanted for point in range(low, high + 1)}
+        listed = {
+            point for low, high in listed_ranges(symbols=symbols) for point in range(low, high + 1)
+        }
         assert {CODE_POINTS[place] for place in found.tolist()} == listed
 
 
@@ -243,8 +244,8 @@ def test_the_list_of_code_points_is_complete(figure):
     found = module(ROOT / "benchmarks" / "code_points.py")
     letters, symbols = found.of_patterns()
     letters |= found.of_nfc()
-    listed = {point for low, high in RANGES for point in range(low, high + 1)}
+    ranges = listed_ranges(symbols=False)
 
-    assert letters <= listed
-    assert symbols <= listed | set(LISTED)
+    assert letters <= {point for low, high in ranges for point in range(low, high + 1)}
+    assert symbols <= set(LISTED)
     figure(f"{len(letters):,} code points differ in patterns or NFC, {len(LISTED):,} are listed")

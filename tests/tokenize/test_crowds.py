@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from penstock.tokenize import gigatoken as engines
+from penstock.tokenize.compare import compare
 from penstock.tokenize.engines import ByteEngine, TokenizersEngine
 from penstock.tokenize.gigatoken import GigatokenEngine
-from penstock.tokenize.oracle import compare
 from penstock.tokenize.tokenizer import load_tokenizer
 
 

@@ -6,8 +6,7 @@ import pytest
 import penstock as ps
 from penstock.errors import TokenizerError
 from penstock.store.decoder import decoder_of
-from penstock.tokenize.definition import find_definition
-from penstock.tokenize.gpt2 import GPT2_DIGEST, Gpt2Decoder
+from penstock.tokenize.definition import GPT2_DIGEST, Gpt2Decoder, find_definition
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import TokenizerError
 from penstock.tokenize.definition import Definition
 from penstock.tokenize.engines import TokenizersEngine
 from penstock.tokenize.gigatoken import GigatokenEngine
@@ -147,23 +146,6 @@ def test_an_added_token_may_make_the_vocabulary_larger(small):
     assert Definition("x", small).vocab_size == 65_537
 
 
-@pytest.mark.parametrize("wrong", [300, 65_536, 2**31, 2**32 - 1])
-def test_an_id_outside_the_vocabulary_is_refused_and_never_cut(wrong):
-    letters = Letters(lambda ids: [*ids, wrong])
-    letters.vocab_size = 300
-
-    with pytest.raises(TokenizerError, match=rf"returned the id {wrong:,} .*of 300 ids"):
-        load_tokenizer(letters).encode("a")
-
-
-@pytest.mark.parametrize("wrong", [-1, 2**32, 2**40])
-def test_an_id_that_is_no_32_bit_number_is_refused(wrong):
-    letters = Letters(lambda ids: [wrong])
-
-    with pytest.raises(TokenizerError, match="holds only ids from 0 to 4,294,967,295"):
-        load_tokenizer(letters).encode("a")
-
-
 SPELLED = ["<|endoftext|>", "a<|endoftext|>b", "[sep]<|endoftext|>[sep] <|endoftext|>", "<|endof"]
 
 
@@ -200,66 +182,6 @@ def test_both_engines_agree_on_any_text(engines, text, gpt2):
     assert gpt2.decode(ids) == text + text[::-1]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("gpt3", r"'gpt3' is not a known tokenizer.*\"hf:NAME\""),
-        ("missing.json", "is not a known tokenizer"),
-        ("./missing", "is not a known tokenizer"),
-        ("/missing", "is not a known tokenizer"),
-        ("folder/tokenizer.json", "is not a known tokenizer"),
-    ],
-)
-def test_a_name_that_means_nothing_is_refused_without_asking_the_network(
-    name, message, monkeypatch
-):
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", None)
-
-    with pytest.raises(TokenizerError, match=message):
-        load_tokenizer(name)
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "is not a tokenizer.json"),
-        (b"\xff\xfe", "is not a tokenizer.json"),
-        (b"[]", 'it has no "model"'),
-        (b'{"model": 7}', 'it has no "model"'),
-        (b'{"model": {}}', "is not a usable tokenizer.json"),
-        (b'{"model": {"type": "Evil"}}', "is not a usable tokenizer.json"),
-        (b'{"model": {"type": "BPE", "vocab": [], "merges": 1}}', "is not a usable tokenizer.json"),
-    ],
-)
-def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, data, message):
-    (tmp_path / "tokenizer.json").write_bytes(data)
-
-    with pytest.raises(TokenizerError, match=message):
-        load_tokenizer(tmp_path).encode("a")
-
-
-def test_a_directory_without_a_tokenizer_shows_what_it_holds(tmp_path):
-    (tmp_path / "model.bin").write_bytes(b"")
-
-    with pytest.raises(TokenizerError, match=r"no tokenizer\.json in it; it holds model\.bin"):
-        load_tokenizer(tmp_path)
-
-
-def test_what_is_no_tokenizer_at_all_is_refused():
-    with pytest.raises(TokenizerError, match="has no method encode"):
-        load_tokenizer(17)
-    with pytest.raises(TokenizerError, match="does not say how large its vocabulary is"):
-        load_tokenizer(type("Bare", (), {"encode": lambda self, text: []})())
-    with pytest.raises(TokenizerError, match=r'special_tokens="parse" needs a tokenizer\.json'):
-        load_tokenizer(Letters(), special_tokens="parse")
-    with pytest.raises(TokenizerError, match="bytes was loaded to treat special tokens"):
-        load_tokenizer("bytes", special_tokens="parse")
-    with pytest.raises(TokenizerError, match=r"special_tokens='no' is not"):
-        load_tokenizer("gpt2", special_tokens="no")
-    with pytest.raises(TokenizerError, match=r"engine='no' is not"):
-        load_tokenizer("gpt2", engine="no")
-
-
 @pytest.fixture
 def words(request):
     """A tokenizer that gigatoken does not know; each test has its own, not told of yet."""
@@ -274,17 +196,6 @@ def test_what_gigatoken_does_not_know_is_encoded_by_the_reference(words):
 
     assert (loaded.engine.name, loaded.reference) == ("tokenizers", None)
     assert loaded.encode("b a c").tolist() == [1, 0, 2]
-    with pytest.raises(
-        TokenizerError, match="gigatoken is not used for Tokenizer: its model is WordLevel"
-    ):
-        load_tokenizer(words, engine="gigatoken")
-
-
-def test_the_fast_engine_itself_refuses_what_is_not_listed():
-    config = {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}
-
-    with pytest.raises(TokenizerError, match="its model is WordLevel"):
-        GigatokenEngine(Definition("words", config), parse=False)
 
 
 def test_the_slow_engine_is_told_once_and_not_where_it_was_asked_for(words, caplog):
@@ -295,16 +206,8 @@ def test_the_slow_engine_is_told_once_and_not_where_it_was_asked_for(words, capl
 
     (told,) = caplog.records
     assert (told.name, told.levelname) == ("penstock", "WARNING")
-    expected = r"gigatoken is not used for Tokenizer: its model is WordLevel.* 100 times .*"
+    expected = r"gigatoken is not used for Tokenizer: its model .WordLevel..* 100 times .*"
     assert re.fullmatch(expected, told.message)
-
-
-def test_a_tokenizer_that_rolls_dice_is_refused(small):
-    """BPE dropout gives other ids at every call: no store of them could be built twice."""
-    small = {**small, "model": {**small["model"], "dropout": 0.1}}
-
-    with pytest.raises(TokenizerError, match="dropout"):
-        load_tokenizer(tokenizers.Tokenizer.from_str(json.dumps(small)))
 
 
 def test_truncation_padding_and_added_ends_of_a_tokenizer_do_not_apply(small_file):
@@ -330,46 +233,6 @@ def test_a_tiktoken_encoding_without_an_end_token_has_no_end():
     )
 
     assert load_tokenizer(bare).eos_id is None
-
-
-def test_a_tiktoken_encoding_that_cannot_be_had_says_what_to_do(monkeypatch, tmp_path):
-    tiktoken = pytest.importorskip("tiktoken")
-    with pytest.raises(TokenizerError, match=r"no encoding 'nope'; it has: .*cl100k_base"):
-        load_tokenizer("tiktoken:nope")
-
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    for name in ("HTTPS_PROXY", "https_proxy"):  # nobody answers there
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    monkeypatch.delitem(tiktoken.registry.ENCODINGS, "r50k_base", raising=False)
-    with pytest.raises(TokenizerError, match="TIKTOKEN_CACHE_DIR"):
-        load_tokenizer("tiktoken:r50k_base")
-
-
-def test_a_tiktoken_file_that_came_damaged_is_not_called_unknown(monkeypatch):
-    tiktoken = pytest.importorskip("tiktoken")
-
-    def damaged():
-        raise ValueError("Hash mismatch for data downloaded from there.")
-
-    assert "r50k_base" in tiktoken.list_encoding_names()  # which finds the constructors
-    monkeypatch.setitem(tiktoken.registry.ENCODING_CONSTRUCTORS, "r50k_base", damaged)
-    monkeypatch.delitem(tiktoken.registry.ENCODINGS, "r50k_base", raising=False)
-    with pytest.raises(TokenizerError, match=r"could not fetch .*'r50k_base': Hash mismatch"):
-        load_tokenizer("tiktoken:r50k_base")
-
-
-@pytest.mark.parametrize(
-    ("ids", "told"),
-    [
-        ([15496, 50300], "id 50300 is not in the vocabulary of gpt2, which has 50,257 ids"),
-        ([15496, -100], "-100 marks a target that is ignored"),
-        ([[15496, 995]], r"have the shape \(1, 2\). Decode one row at a time"),
-        ([1.5], "ids are float64, and token ids are whole numbers"),
-    ],
-)
-def test_ids_that_stand_for_no_text_are_refused_by_name(ids, told):
-    with pytest.raises(TokenizerError, match=told):
-        load_tokenizer("gpt2").decode(np.array(ids))
 
 
 def test_no_ids_and_one_id_are_decoded():

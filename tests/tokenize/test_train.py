@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.errors import SourceError, TokenizerError
+from penstock.errors import SourceError
 from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
 from penstock.tokenize.gigatoken import GigatokenEngine
@@ -157,42 +157,6 @@ def test_a_vocabulary_without_merges_is_the_bytes(tmp_path):
     train_tokenizer(ps.Texts(["abc"]), tmp_path / "t.json", vocab_size=257)
 
     assert len(ps.load_tokenizer(tmp_path / "t.json").encode("naïve")) == 6
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"vocab_size": 256}, "the 256 bytes and 1 special tokens, which are 257"),
-        ({"vocab_size": 9_000}, r"fill a vocabulary of 2\d\d tokens, not 9,000"),
-        ({"special_tokens": ["the"]}, "special token 'the' is also the token of the text 'the'"),
-        ({"special_tokens": ["<|a|>", "<|a|>"]}, "'<|a|>' is given twice"),
-        ({"threads": 0}, "threads=0 .* must be at least 1"),
-        ({"special_tokens": ["a"]}, "shorter than two characters"),
-        ({"special_tokens": "<|a|>"}, "is one string; give a list"),
-    ],
-)
-def test_what_cannot_be_is_refused(tmp_path, options, message):
-    texts = ps.Texts(["the the the"])
-
-    with pytest.raises(TokenizerError, match=message.replace("|", r"\|")):
-        train_tokenizer(texts, tmp_path / "t.json", **{"vocab_size": 259, **options})
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("place", [".", "..", "sub"])
-def test_a_directory_is_refused_before_anything_is_read(tmp_path, monkeypatch, place):
-    monkeypatch.chdir(tmp_path)
-    Path("sub").mkdir()
-
-    with pytest.raises(TokenizerError, match=r"is a directory; name the file .*tokenizer\.json"):
-        train_tokenizer("nowhere.txt", place, vocab_size=300)
-
-
-def test_inputs_without_documents_are_refused(tmp_path):
-    with pytest.raises(SourceError, match="no document to learn from"):
-        train_tokenizer(ps.Texts([" "]), tmp_path / "t.json", vocab_size=300)
-    with pytest.raises(SourceError, match="max_bytes=0 leaves no text"):
-        train_tokenizer(ps.Texts(["a"]), tmp_path / "t.json", vocab_size=300, max_bytes=0)
 
 
 def test_too_many_rejects_are_refused_and_shown(tmp_path):

@@ -128,7 +128,6 @@ options = st.fixed_dictionaries(
         "documents": st.sampled_from(["paragraphs", "file", "<|endoftext|>", "\n\n"]),
         "errors": st.just("replace"),
         "field": st.just("a.b"),
-        "max_document_bytes": st.integers(1, 80),
     },
 )
 

@@ -17,30 +17,6 @@ def test_a_million_times_the_same_takes_no_quadratic_time(gpt2, tmp_path):
 
 @pytest.mark.torture
 @pytest.mark.timeout(600)
-def test_a_line_of_a_gigabyte_is_rejected_in_little_memory(tmp_path, python, figure):
-    path = tmp_path / "a.txt"
-    with path.open("wb") as stream:
-        stream.write(b"first\n")
-        for _ in range(1 << 10):
-            stream.write(b"x" * (1 << 20))
-        stream.write(b"\nlast\n")
-    code = """
-import resource, sys, penstock
-resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-store = penstock.build(sys.argv[1], sys.argv[2], tokenizer="bytes", documents="lines",
-                       max_document_bytes=1 << 20)
-assert [store.decode(number) for number in range(len(store))] == ["first", "last"]
-assert store.manifest.contents["builds"][0]["rejects"]["reasons"] == {"too_long": 1}
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
-"""
-    megabytes = int(python(code, path, tmp_path / "store", timeout=500).stdout)
-
-    figure(f"a line of 1 GiB rejected in {megabytes:,} MB")
-    assert megabytes < 600
-
-
-@pytest.mark.torture
-@pytest.mark.timeout(600)
 def test_a_line_of_a_quarter_gigabyte_is_one_document(tmp_path, python, figure):
     path = tmp_path / "a.txt"
     with path.open("wb") as stream:

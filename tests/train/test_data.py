@@ -56,6 +56,26 @@ def test_files_that_no_split_divides_are_refused_with_what_to_do(tmp_path):
         job(tmp_path / "in", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({}, PlanError),  # one document, and no row of 16 tokens
+        ({"data.documents": "lines"}, StoreError),  # no line begins in the last tenth
+    ],
+)
+def test_two_lines_of_text_say_which_split_was_guessed_and_how_to_validate(
+    tmp_path, settings, error
+):
+    (tmp_path / "two.txt").write_text("one line of text\nand two\n")
+    with pytest.raises(error) as caught:
+        job(tmp_path / "two.txt", tmp_path, **settings)
+
+    notes = " ".join(caught.value.__notes__)
+    assert 'data.split = "tail:0.1"' in notes
+    assert "guessed" in notes
+    assert "--val_file" in notes
+
+
 def test_less_validation_text_than_a_row_is_one_row(tmp_path, text):
     (tmp_path / "val.txt").write_text("Three words here.")
     made = job(text, tmp_path, data__val=str(tmp_path / "val.txt"), data__length=64)

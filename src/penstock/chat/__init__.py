@@ -15,16 +15,8 @@ if TYPE_CHECKING:
     from penstock.chat.chat import Chat as Chat
     from penstock.chat.chat import Rendered as Rendered
     from penstock.chat.chat import render as render
-    from penstock.chat.messages import Conversation as Conversation
     from penstock.chat.messages import to_conversation as to_conversation
-    from penstock.chat.template import Template as Template
-    from penstock.chat.template import load_template as load_template
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
-        __name__,
-        {
-            "chat": "Chat Rendered render",
-            "messages": "Conversation to_conversation",
-            "template": "Template load_template",
-        },
+        __name__, {"chat": "Chat Rendered render", "messages": "to_conversation"}
     )

@@ -10,7 +10,6 @@ A `Chat` compiles its template once, and encodes many conversations in one call.
 
 import datetime
 import logging
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,9 +19,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.chat.arguments import JsonObject
-from penstock.chat.encode import ANCHOR, Borders, ChatEncoder, EncodedChats
-from penstock.chat.messages import ChatText, Span, to_conversation
+from penstock.chat.encode import Borders, ChatEncoder, EncodedChats
+from penstock.chat.messages import ANCHOR, ChatText, JsonObject, Span, to_conversation
 from penstock.chat.renderer import Renderer, Rewritten
 from penstock.chat.special_tokens import Markers, TokenFinder, tokenizer_with_markers
 from penstock.chat.template import load_template
@@ -239,8 +237,7 @@ def _parse_date(date: str | datetime.date | None) -> datetime.date | None:
     if date is None or isinstance(date, datetime.date):
         return date
     try:
-        has_time = len(date) > len("2026-01-31")
-        return (datetime.datetime if has_time else datetime.date).fromisoformat(date)
+        return datetime.date.fromisoformat(date)
     except ValueError:
         raise TemplateError(f"date={date!r} is not a date such as 2026-01-31.") from None
 
@@ -274,22 +271,19 @@ class TurnReport:
     template: str
     marks_generation: bool
     """Whether the template has `{% generation %}` blocks."""
-    num_conversations: int = 0
-    # Two columns: turns without their reasoning, and turns without an end that is trained on. The
-    # first row counts these turns, and the second row the conversations that have some.
-    _counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, 2), np.int64))
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    # One array for each call of `add` or `merge`: appending to a list needs no lock. Its columns
+    # are turns without their reasoning, and turns without an end that is trained on. Its rows count
+    # all conversations, these turns, and the conversations that have some.
+    _counted: list[NDArray[np.int64]] = field(default_factory=list)
 
-    def __reduce__(self) -> tuple[type["TurnReport"], tuple[object, ...]]:
-        # A lock cannot be pickled.
-        counted = self.num_conversations, self._counts
-        return TurnReport, (self.template, self.marks_generation, *counted)
+    @property
+    def num_conversations(self) -> int:
+        """The number of conversations that were counted."""
+        return int(self._total()[0, 0])
 
     def merge(self, other: "TurnReport") -> None:
         """Add the counts of another report."""
-        with self._lock:
-            self._counts += other._counts
-            self.num_conversations += other.num_conversations
+        self._counted.append(other._total())
 
     def add(self, chats: Iterable[ChatText], *, ended: bool = False) -> None:
         """Count some conversations.
@@ -299,15 +293,16 @@ class TurnReport:
             ended: Whether a build adds an end token after each conversation. That token is
                 trained on if it ends a turn.
         """
-        with self._lock:
-            for chat in chats:
-                without_end = len(chat.without_end)
-                # The added end token ends the last turn, if only blanks come between them.
-                if ended and chat.without_end and not chat.text[chat.without_end[-1] :].strip():
-                    without_end -= 1
-                turns = np.array([chat.num_without_reasoning, without_end])
-                self._counts += (turns, turns > 0)
-                self.num_conversations += 1
+        turns = [
+            # The added end token ends the last turn, if only blanks come between them.
+            (each.num_without_reasoning, len(each.without_end) - (ended and _ends_open(each)))
+            for each in chats
+        ]
+        found = np.array(turns, np.int64).reshape(-1, 2)
+        self._counted.append(np.stack(([len(found)] * 2, found.sum(0), (found > 0).sum(0))))
+
+    def _total(self) -> NDArray[np.int64]:
+        return sum(self._counted, np.zeros((3, 2), np.int64))
 
     def log(self) -> bool:
         """Log a warning for each kind of turn that was counted; returns whether there were any."""
@@ -324,9 +319,15 @@ class TurnReport:
             f" to the end under the template {self.template}, so a model does not learn to stop "
             f"there. {advice}",
         )
-        for turns, affected, reason in zip(*self._counts.tolist(), reasons, strict=True):
+        total = self._total()
+        for (number, turns, affected), reason in zip(total.T.tolist(), reasons, strict=True):
             if turns:
                 found = f"{turns:,} turn is" if turns == 1 else f"{turns:,} turns are"
-                among = f"In {affected:,} of {self.num_conversations:,} conversations"
+                among = f"In {affected:,} of {number:,} conversations"
                 _log.warning("%s %s not trained on%s", among, found, reason)
-        return bool(self._counts.any())
+        return bool(total[1].any())
+
+
+def _ends_open(chat: ChatText) -> bool:
+    """Whether the last turn ends the text, and has no end token."""
+    return bool(chat.without_end) and not chat.text[chat.without_end[-1] :].strip()

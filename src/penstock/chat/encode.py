@@ -26,13 +26,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.chat.messages import ChatText, Span
+from penstock.chat.messages import ANCHOR, ChatText, Span
 from penstock.chat.special_tokens import TokenFinder
 from penstock.errors import TokenizerError
 from penstock.sources.document import binary_array
+from penstock.tokenize.compare import first_difference
 from penstock.tokenize.engines import ByteEngine, Encoded, ObjectEngine, offsets_of
 from penstock.tokenize.gigatoken import GigatokenEngine
-from penstock.tokenize.oracle import first_difference
 from penstock.tokenize.special_tokens import PlainText, load_reference
 from penstock.tokenize.tokenizer import Tokenizer
 
@@ -42,9 +42,6 @@ TokenSpans = tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]
 
 These are byte positions in the concatenation of all texts."""
 
-# Some tokenizers put a blank before the first word of a text, but not before later pieces of it. A
-# piece that is not the first is encoded after this token, which is then removed.
-ANCHOR = "\ue0a5penstock\ue0a5"
 _MAX_COMPARED = 200
 _NO_TOKENS: TokenSpans = (np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.int64))
 
@@ -251,6 +248,8 @@ class SpanEncoder:
                 f"{self._tokenizer.name} gives no positions of its tokens in the text, so penstock "
                 "cannot mask them. Use a tokenizer.json, tiktoken, or bytes."
             )
+        # Some tokenizers put a blank before the first word of a text, but not before later pieces
+        # of it. A piece that is not the first is encoded after a token, which is then removed.
         is_anchored = '"prepend_scheme": "first"' in definition.text
         return PlainText(definition, (ANCHOR,) if is_anchored else ()), is_anchored
 

@@ -13,21 +13,29 @@ A message with `"train": false` (or OpenAI's `"weight": 0`) is read and not trai
 """
 
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, NoReturn, TypeGuard
 
-from penstock.chat.arguments import JsonObject, parts_of
+from penstock.chat.provenance import Traced, derived, trace
 from penstock.errors import ChatError
 
+JsonObject = dict[str, Any]
+"""A parsed JSON object."""
 Span = tuple[int, int]
 """A range of characters, `[start, stop)`."""
 Message = JsonObject
 """A message: "role", "content" and more."""
+Columns = tuple[str, str]
+"""The names of a column of prompts and of a column of completions."""
 
 QUESTION, ANSWER = "Zqvi alpha?", "Zqwo beta."
 """Texts that are rendered to find out what a template writes around a turn."""
+ANCHOR = "\ue0a5penstock\ue0a5"
+"""Text that no message may contain, so that penstock can put it where it must find it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +97,6 @@ _SPEAKERS = {
     **dict.fromkeys(("observation", "tool", "function_response", "function", "ipython"), "tool"),
 }
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-# The schemas of tools, which are the deepest records, have about 20 levels.
-_MAX_DEPTH = 128
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -109,8 +115,10 @@ class Conversation:
         return message["role"] == "assistant" and message.get("train", True) is not False
 
 
-def to_conversation(record: object) -> Conversation:
+def to_conversation(record: object, columns: Columns | None = None) -> Conversation:
     r"""The conversation in a record of one of the known formats.
+
+    With `columns`, the names of a column of prompts and of one of completions, only these are read.
 
     >>> to_conversation({"instruction": "Add.", "input": "1 + 1", "output": "2"}).messages
     [{'role': 'user', 'content': 'Add.\n\n1 + 1'}, {'role': 'assistant', 'content': '2'}]
@@ -122,10 +130,9 @@ def to_conversation(record: object) -> Conversation:
         return record
     if isinstance(record, list | tuple):
         record = {"messages": record}
-    _refuse_deep(record)
     if not isinstance(record, dict):
         raise ChatError("bad_shape", f"A conversation is a list or a dict, not {_kind(record)}.")
-    messages = _turns(record)
+    messages = _turns(record, columns)
     # ShareGPT and Alpaca have the system message beside the turns.
     if record.get("system") and messages and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": _text(record["system"], "system")})
@@ -137,36 +144,34 @@ def to_conversation(record: object) -> Conversation:
     return Conversation(messages, _tools(record.get("tools")), settings)
 
 
-def _refuse_deep(value: Any) -> None:
-    """Raise if lists and dicts are nested too deep for the functions that walk through a record.
-
-    Python's own limit depends on the caller, and the records of a store must not.
-    """
-    level = [each for each in (value,) if isinstance(each, dict | list | tuple)]
-    for _ in range(_MAX_DEPTH):
-        items = (each.values() if isinstance(each, dict) else each for each in level)
-        level = [item for some in items for item in some if isinstance(item, dict | list | tuple)]
-        if not level:
-            return
-    raise ChatError("nested_too_deep", f"The record has more than {_MAX_DEPTH} levels.")
-
-
-def _turns(record: JsonObject) -> list[Message]:
-    for key in ("messages", "conversations", "conversation"):
-        if record.get(key) is not None:
-            return _messages(record[key], key)
-    if "instruction" in record:
-        return _from_instruction(record)
-    if "prompt" in record and "completion" in record:
-        prompt = _messages(record["prompt"], "prompt", "user")
-        return [*prompt, *_messages(record["completion"], "completion", "assistant")]
+def _turns(record: JsonObject, columns: Columns | None) -> list[Message]:
+    if columns is None:
+        for key in ("messages", "conversations", "conversation"):
+            if record.get(key) is not None:
+                return _messages(record[key], key)
+        if "instruction" in record:
+            return _from_instruction(record)
+    prompt, completion = columns or ("prompt", "completion")
+    if prompt in record and completion in record:
+        messages = _messages(record[prompt], prompt, "user")
+        return [*messages, *_messages(record[completion], completion, "assistant")]
     # Only keys are shown: values may be long, or private.
     shown = ", ".join(f'"{key}"' for key in list(record)[:8]) or "no keys"
+    if columns is not None:
+        missing = next(name for name in columns if name not in record)
+        raise ChatError(
+            "bad_shape",
+            f'The record has {shown}, and no "{missing}", which field= (--field) of penstock.build '
+            "names.",
+        )
+    texts = [key for key, value in record.items() if isinstance(value, str)]
+    pair = ",".join(texts[:2]) if len(texts) > 1 else "question,answer"
     raise ChatError(
         "bad_shape",
         f"The record has {shown}, which is not a known format. Known are "
         '"messages", "conversations" (ShareGPT), "instruction" with "output" (Alpaca) or '
-        '"response" (Dolly), and "prompt" with "completion".',
+        '"response" (Dolly), and "prompt" with "completion". If one column has prompts and another '
+        f'one completions, name both in penstock.build, such as field="{pair}" (--field {pair}).',
     )
 
 
@@ -271,7 +276,7 @@ def _written_calls(text: str, path: str) -> list[JsonObject]:
     """The tool calls in a JSON text; the text of their arguments is not changed."""
     try:
         calls = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ChatError("bad_tool_call", f"{path} is not valid JSON: {error}.") from None
     # Arguments stay text: parsed and written again, 1e3 would become 1000.0.
     if isinstance(calls, list):
@@ -304,14 +309,13 @@ def _check_content(message: Message, path: str) -> None:
     if not isinstance(content, list):
         raise ChatError("bad_content", f"{path}.content is {_kind(content)}, not text or parts.")
     for number, part in enumerate(content):
-        text, kind = (
-            (part.get("text"), part.get("type")) if isinstance(part, dict) else (part, None)
-        )
-        if not isinstance(text, str):
+        inner = part if isinstance(part, dict) else {"text": part}
+        if not isinstance(inner.get("text"), str):
+            kind = inner.get("type") or _kind(part)
             raise ChatError(
                 "not_text",
-                f"{path}.content[{number}] is of type {kind or _kind(part)!r:.40} and has no text; "
-                "penstock renders only text.",
+                f"{path}.content[{number}] is of type {kind!r:.40} and has no text; penstock "
+                "renders only text.",
             )
 
 
@@ -320,9 +324,8 @@ def _tools(tools: object) -> list[object] | None:
     if isinstance(tools, str):
         try:
             tools = json.loads(tools) if tools.strip() else None
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ChatError("bad_tools", f'"tools" is not valid JSON: {error}.') from None
-        _refuse_deep(tools)
     if tools is None or tools == []:  # templates test whether there are tools at all
         return None
     if not isinstance(tools, list):
@@ -344,3 +347,170 @@ def _text(value: object, path: str) -> str:
 
 def _kind(value: object) -> str:
     return "null" if value is None else f"a {type(value).__name__}"
+
+
+# Arguments of tool calls, exactly as the record has them.
+#
+# If a record has the arguments as a JSON string, the template gets a string, as it does from
+# `apply_chat_template`. penstock differs from that function in two ways. First, the filter `tojson`
+# writes such a string unchanged, instead of quoting it a second time:
+#
+#     {"name": "f", "arguments": {"a":1e3}}        and not   "arguments": "{\"a\":1e3}"
+#
+# Second, a template can read the items of the JSON object in such a string; under Hugging Face that
+# is an error. Numbers, objects and arrays among the items are written with the record's own text.
+
+_BLANKS = re.compile(r"[ \t\n\r]*")
+
+
+class Part(NamedTuple):
+    """A member of a JSON object, or an element of a JSON array, and its position in the text."""
+
+    key: str | None
+    key_at: int
+    """The index in the text of the key's first character, after the opening quote."""
+    value: Any
+    start: int
+    """The text of the value has the characters `[start, stop)`."""
+    stop: int
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """Refuse NaN and Infinity, which Python's parser accepts and which are not JSON."""
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=refuse_constant)
+
+
+def is_json(text: str) -> bool:
+    """Whether `text` is one JSON value; blanks around it are allowed."""
+    try:
+        json.loads(text, parse_constant=refuse_constant)
+    except ValueError:
+        return False
+    return True
+
+
+def parts_of(text: str) -> list[Part] | None:
+    """The members of a JSON object or the elements of an array; None for any other text.
+
+    If a key occurs several times, all its members are returned, in order.
+
+    >>> text = '{"a": 1e3, "a":[2]}'
+    >>> [(part.key, text[part.start : part.stop]) for part in parts_of(text)]
+    [('a', '1e3'), ('a', '[2]')]
+    """
+    at = _after_blanks(text, 0)
+    if text[at : at + 1] not in ("{", "[") or not is_json(text):
+        return None
+    is_object = text[at] == "{"
+    found = []
+    at = _after_blanks(text, at + 1)
+    while text[at] not in "}]":
+        key, key_at = None, at + 1
+        if is_object:
+            key, at = _DECODER.raw_decode(text, at)
+            at = _after_blanks(text, _after_blanks(text, at) + 1)  # after the colon
+        value, stop = _DECODER.raw_decode(text, at)
+        found.append(Part(key, key_at, value, at, stop))
+        at = _after_blanks(text, stop)
+        if text[at] == ",":
+            at = _after_blanks(text, at + 1)
+    return found
+
+
+def _after_blanks(text: str, at: int) -> int:
+    found = _BLANKS.match(text, at)
+    assert found is not None  # the pattern matches an empty text
+    return found.end()
+
+
+_PATH = re.compile(r"tool_calls\[\d+\]\.function\.arguments")
+
+
+class _Written:
+    """Base class of values that are written with their JSON text from the record, such as 1e3."""
+
+    written: Traced
+
+    def __str__(self) -> str:
+        return self.written
+
+
+# A template can use these types like int, float, dict and list, but writes the record's JSON text.
+_WRITTEN_TYPES: dict[type, type] = {
+    kind: type(f"_Written{kind.__name__}", (_Written, kind), {})
+    for kind in (int, float, dict, list)
+}
+
+
+def is_arguments(value: object) -> TypeGuard[Traced]:
+    """Whether `value` is the arguments of a tool call, given as a JSON string in the record."""
+    if type(value) is not Traced or len(value._runs) != 1:
+        return False
+    start, stop, leaf, offset = value._runs[0]
+    # `value` must be the whole, unchanged string from the record (one leaf; see `provenance`),
+    # because a part of a JSON text is usually not valid JSON.
+    whole = (start, stop, offset) == (0, len(leaf.text), 0) and len(value) == stop
+    return whole and _PATH.fullmatch(leaf.path) is not None and is_json(value.plain)
+
+
+def items_of(arguments: Traced) -> list[tuple[str, object]]:
+    """The (key, value) pairs of the JSON object in `arguments`; repeated keys give several pairs.
+
+    Raises:
+        TypeError: the arguments are not an object.
+    """
+    parts = parts_of(arguments.plain)
+    if parts is None or any(part.key is None for part in parts):
+        raise TypeError(f"The arguments {arguments.plain[:60]!r} are not a JSON object.")
+    return [
+        (_inside(arguments, part.key or "", part.key_at), _value(arguments, part)) for part in parts
+    ]
+
+
+def _value(arguments: Traced, part: Part) -> object:
+    value, start = part.value, part.start
+    if isinstance(value, str):
+        return _inside(arguments, value, start + 1)
+    if isinstance(value, bool) or value is None:  # Jinja writes True and None as Python does
+        return value
+    made = _WRITTEN_TYPES[type(value)](trace(value, arguments._runs[0][2]))
+    made.written = _inside(arguments, arguments.plain[start : part.stop], start)
+    return made
+
+
+def _inside(arguments: Traced, text: str, at: int) -> Traced:
+    """Return `text` as a traced string whose origin is `arguments`, from character `at` on.
+
+    Escapes are ignored: each character of `text` counts as one character of `arguments`.
+    """
+    return Traced(text, [(0, len(text), arguments._runs[0][2], at)] if text else [])
+
+
+def to_json(value: object, ensure_ascii: bool = False, **options: Any) -> str:
+    """The filter `tojson` of chat templates: `json.dumps`, which does not escape HTML."""
+    if isinstance(value, _Written):
+        return value.written
+    if type(value) is Traced and is_arguments(value):
+        return value
+    dump: Callable[[object], str] = partial(json.dumps, ensure_ascii=ensure_ascii, **options)
+    found: list[str] = []
+    text = dump(_without_arguments(value, found))
+    for number, arguments in enumerate(found, 1):
+        text = text.replace(dump(f"{ANCHOR}{number}{ANCHOR}"), arguments)
+    return derived(text, [value])
+
+
+def _without_arguments(value: object, found: list[str]) -> object:
+    """A copy of `value` with placeholders for arguments, which are appended to `found`."""
+    if is_arguments(value):
+        found.append(value.plain)
+        # No message contains the anchor, because a rendered text that does is refused.
+        return f"{ANCHOR}{len(found)}{ANCHOR}"
+    if isinstance(value, dict):
+        return {key: _without_arguments(item, found) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_arguments(item, found) for item in value]
+    return value

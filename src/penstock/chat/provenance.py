@@ -15,11 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
-from penstock.chat.limits import ITEM, spend
 from penstock.errors import ChatError
 
-# The most runs of a string that are free; a template that collects more pays for them.
-_FEW_RUNS = 100
 # The usual roles, which stay plain strings; see `trace`.
 _ROLES = frozenset(
     ("system", "developer", "user", "assistant", "model", "tool", "function", "ipython")
@@ -93,8 +90,6 @@ class Traced(str):
     def _cut(self, start: int, stop: int) -> "Traced":
         """Characters `[start, stop)`, with their runs."""
         runs = []
-        if len(self._runs) > _FEW_RUNS:
-            spend(ITEM * len(self._runs))
         for first, last, leaf, offset in self._runs:
             low, high = max(first, start), min(last, stop)
             if low < high:
@@ -229,12 +224,9 @@ def traced_join(pieces: Iterable[str]) -> Traced:
     """
     parts = list(pieces)
     runs: list[Run] = []
-    done = charged = 0
+    done = 0
     for piece in parts:
         if type(piece) is Traced:
-            if len(piece._runs) + len(runs) - charged > _FEW_RUNS:
-                spend(ITEM * (len(piece._runs) + len(runs) - charged))
-                charged = len(piece._runs) + len(runs)
             for start, stop, leaf, offset in piece._runs:
                 runs.append((start + done, stop + done, leaf, offset))
         done += len(piece)

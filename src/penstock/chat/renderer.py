@@ -1,27 +1,31 @@
-"""Renders conversations with a template, finds the assistant's turns and checks them.
+r"""Renders conversations with a template, and checks the assistant's turns in two ways.
 
-The characters to train on are found in two ways. Runs (see `provenance`) record which characters
-come from which message. Then, for each new shape of conversation (see `cross_check`), every text in
-it is replaced by a word that occurs nowhere else, and the rendered text is searched for these
-words. Both ways must find the same characters in the same turns, or the conversation is refused.
+The characters to train on are found in two ways, which must agree, or the conversation is refused:
+
+- Runs (see `provenance`) record which characters come from which message, and `turns` finds the
+  turns around them.
+- For each new shape of conversation, every text in it is replaced by a word that occurs nowhere
+  else, and the rendered text is searched for these words. The shape, which is everything that a
+  template may test, stays the same: roles, keys, blanks at the ends of a text, and tags inside it:
+
+      "<think>\nIt is odd.\n</think>\n\nNo."   →   "<think>\nZqx0x\n</think>\n\nZqx1x"
 """
 
 import datetime
 import json
 import re
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
-from penstock.chat.arguments import JsonObject
-from penstock.chat.cross_check import shape_of, texts_of, with_unique_words
 from penstock.chat.jinja import GENERATION, Program
 from penstock.chat.messages import (
     ANSWER,
     QUESTION,
     ChatText,
     Conversation,
+    JsonObject,
     Message,
     Span,
     gaps,
@@ -48,6 +52,79 @@ _FORMS = (("string", "string"), ("parts", "parts"), ("parts", "string"), ("strin
 
 # The most shapes to remember as checked; a dataset has some hundreds.
 _MAX_SHAPES = 10_000
+# <|im_end|>, <think>, </think> and [INST]: what templates look for inside a text.
+_TAG = re.compile(r"(<\|[^|<>\s]{1,40}\|>|</?[A-Za-z_][\w:.-]{0,40}>|\[/?[A-Z][A-Z_]{1,30}\])")
+# Templates write the texts under these keys. Other strings, such as a role, may decide what else a
+# template writes, so they are not replaced.
+_WRITTEN = frozenset(("content", "text", "reasoning_content", "reasoning", "thinking"))
+
+
+def shape_of(conversation: Conversation) -> tuple[Hashable, ...]:
+    """The shape of a conversation: roles, keys, and which texts are empty or contain tags.
+
+    For two conversations of equal shape, a template usually writes the same words around the texts.
+    The renderer checks this.
+    """
+    return (
+        tuple(_shape(message) for message in conversation.messages),
+        bool(conversation.tools),
+        repr(conversation.settings),
+    )
+
+
+def _shape(value: object, key: str = "") -> Hashable:
+    if isinstance(value, dict):
+        return tuple((name, _shape(item, name)) for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(_shape(item, key) for item in value)
+    if isinstance(value, str) and key in _WRITTEN:
+        # Templates test for empty content, strip blanks, and split at tags; nothing else of the
+        # text decides what they write around it.
+        tags = tuple(_TAG.findall(value)) if "<" in value or "[" in value else ()
+        return bool(value.strip()), value[:1].isspace(), value[-1:].isspace(), tags
+    # The values of these three keys decide what a template writes. Of all other values only the
+    # type matters.
+    return value if key in ("role", "type", "train") else type(value)
+
+
+def _mapped(value: object, change: Callable[[str], object], key: str = "") -> Any:
+    """A copy of `value` in which `change` has replaced the texts under the keys of `_WRITTEN`."""
+    if isinstance(value, dict):
+        return {name: _mapped(item, change, name) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(item, change, key) for item in value]
+    return change(value) if isinstance(value, str) and key in _WRITTEN else value
+
+
+def texts_of(message: Message) -> list[str]:
+    """The texts of a message that a template should write."""
+    found: list[str] = []
+    # Tool calls are left out: they are written as JSON, with escapes.
+    _mapped({key: item for key, item in message.items() if key != "tool_calls"}, found.append)
+    return found
+
+
+def with_unique_words(conversation: Conversation) -> tuple[Conversation, list[tuple[str, int]]]:
+    """`conversation` with unique words for its texts; each word with the number of its message."""
+    words: list[tuple[str, int]] = []
+
+    def replaced(text: str, number: int) -> str:
+        # Text between tags gets separate words, because a template may drop one part of it.
+        pieces = _TAG.split(text)
+        for index, piece in enumerate(pieces):
+            inner = piece.strip()
+            if inner and index % 2 == 0:  # odd pieces are the tags
+                # The last x keeps Zqx1x from being found inside Zqx11x.
+                word = f"Zqx{len(words)}x"
+                words.append((word, number))
+                pieces[index] = piece.replace(inner, word, 1)
+        return "".join(pieces)
+
+    messages = [
+        _mapped(message, partial(replaced, number=number))
+        for number, message in enumerate(conversation.messages)
+    ]
+    return replace(conversation, messages=messages), words
 
 
 @dataclass

@@ -22,13 +22,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from penstock.chat.arguments import JsonObject
-from penstock.chat.messages import ChatText, Message, Span
+from penstock.chat.messages import ChatText, JsonObject, Message, Span
 from penstock.digest import digest_json
 from penstock.errors import MissingTemplateError, TemplateError
 from penstock.paths import expand_user
+from penstock.tokenize.definition import is_path, last_part
 from penstock.tokenize.engines import read_attribute
-from penstock.tokenize.names import is_path, last_part
 
 _CHATML_ROLES = ("system", "user", "assistant")
 # The text that a built-in template writes before a conversation, before and after the text of a
@@ -117,7 +116,10 @@ def _from_path(path: Path) -> Template:
     config: JsonObject = {}
     for file in [path / name for name in names] if path.is_dir() else [path]:
         if file.suffix == ".json" and file.is_file():
-            config |= _read_json(file)
+            try:
+                config |= json.loads(file.read_bytes())
+            except (TypeError, ValueError) as error:
+                raise TemplateError(f"{file} is not a JSON object: {error}.") from None
         elif file.is_file():
             config["chat_template"] = file.read_text(encoding="utf-8")
     if not config.get("chat_template"):
@@ -126,16 +128,6 @@ def _from_path(path: Path) -> Template:
             "chat_template.jinja. Give the template itself."
         )
     return replace(_configured(config["chat_template"], str(path), config), has_path=True)
-
-
-def _read_json(path: Path) -> JsonObject:
-    try:
-        config = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise TemplateError(f"{path} is not JSON: {error}.") from None
-    if not isinstance(config, dict):
-        raise TemplateError(f"{path} is not a JSON object.")
-    return config
 
 
 def _configured(source: object, name: str, config: JsonObject) -> Template:

@@ -22,7 +22,7 @@ from penstock.check.sample import FileSample, add_hints, read_sample, text_bytes
 from penstock.cli.units import number_of
 from penstock.errors import PenstockError
 from penstock.paths import expand_user
-from penstock.sources.files import STDIN, InputFile
+from penstock.sources.files import InputFile
 from penstock.sources.listing import list_files
 from penstock.sources.settings import ReadSettings, Texts
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 # The limit of the script that `penstock check` replaces.
 MIN_TOKENS_PER_SECOND = 100_000
 _MAX_ROUND_TRIPS = 1_000
-_MAX_DOCUMENT_BYTES = 1 << 28
 _MEASURED_SECONDS = 1.0
 # GPT-2's tokenizer has 4.3 bytes a token on English, and 1 to 2.5 on scripts it was not made for.
 _FEW_BYTES = 2.5
@@ -167,8 +166,6 @@ class _Run:
     def _list(self, file: FileSample) -> InputFile:
         """Fill in the size and the format of a file."""
         path = Path(file.name)
-        if file.name == STDIN:
-            raise _CheckFailedError("standard input (-) can be read only once; name a file")
         if "://" not in file.name and not path.exists() and not has_magic(file.name):
             raise _CheckFailedError(f"{file.name} does not exist (working directory: {Path.cwd()})")
         # The name of one file lists exactly one file. `_samples` has listed directories and globs;
@@ -188,11 +185,7 @@ class _Run:
 
         self._tokenizer = load_tokenizer(self._settings.tokenizer)
         reading = self._settings.reading
-        # A longer document means a wrong separator, and would make the sample as long as the file.
-        longest = min(reading.max_document_bytes, _MAX_DOCUMENT_BYTES)
-        reading = replace(
-            reading, max_document_bytes=longest, separators=separators_of(self._tokenizer)
-        )
+        reading = replace(reading, separators=separators_of(self._tokenizer))
         budget = max(1, self._settings.sample_bytes // len(self.files))
         for file, listed in zip(self.files, self._inputs, strict=True):
             read_sample(file, listed, reading, budget)

@@ -65,12 +65,7 @@ def _other_contents(
         if "chat" not in old and "added_tokens" not in old["tokenizer"]:
             if not tokenizer.digest or tokenizer.digest != old["tokenizer"]["digest"]:
                 new["tokenizer"] = tokenizer.describe()
-            limits = {
-                key: old["reading"][key]
-                for key in ("max_document_bytes", "max_expansion")
-                if key in old["reading"]  # not in that of an import
-            }
-            new["reading"] = {**reading.describe(), **limits}
+            new["reading"] = reading.describe()
         refuse_other(directory, manifest, new, files)
     elif begun is None:
         found = sorted(each.name for each in directory.iterdir()) if directory.exists() else []

@@ -90,7 +90,7 @@ def _document_parts(
     # A compressed file has to be read in order, and a small file may be read at once.
     whole = listed.compression is None and listed.size <= budget
     if listed.compression or whole:
-        with closing(Expanded(listed, reading.max_expansion)) as expanded:
+        with closing(Expanded(listed)) as expanded:
             found = [(0, expanded.read(budget))]
             whole = not expanded.read(1)  # one more byte shows whether the budget was enough
     else:
@@ -124,8 +124,7 @@ def _decoded(listed: InputFile, start: int, data: bytes, reading: ReadSettings) 
     at_end = listed.compression is None and start + len(data) == listed.size
     decoder = getincrementaldecoder("utf-8")(reading.errors)
     try:
-        text = decoder.decode(data[lead:], final=at_end).encode()
-        return text.replace(b"\r\n", b"\n") if reading.newlines == "lf" else text
+        return decoder.decode(data[lead:], final=at_end).encode()
     except UnicodeDecodeError as error:
         at = start + lead + error.start
         raise SourceError(
@@ -144,7 +143,7 @@ def add_hints(file: FileSample) -> None:
         file.hints.append(
             f"{with_crlf} of the first {number_of(len(sample), 'document')} "
             f"{'has' if with_crlf == 1 else 'have'} Windows line ends (CRLF), which become tokens; "
-            "--newlines lf makes line feeds of them"
+            "convert the file first if you want line feeds"
         )
     if not sample or file.format != "text":
         return

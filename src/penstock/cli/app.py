@@ -30,9 +30,9 @@ from penstock.errors import PenstockError
 # The commands in the order of `penstock --help`: building and inspecting stores, training,
 # inspecting runs. The command NAME is the function NAME_command in cli/NAME.py.
 COMMANDS = [
-    *("build", "info", "verify", "repair", "merge", "copy", "import", "export", "decode"),
+    *("build", "info", "verify", "copy", "import", "export", "decode"),
     *("fetch", "check", "plan", "train"),
-    *("inspect", "when", "seen", "diff", "amend", "report", "demo"),
+    *("inspect", "when", "diff", "amend", "report", "demo"),
 ]
 GROUPS = ["tokenizer"]
 """Commands that have commands: the `app` in cli/NAME.py."""

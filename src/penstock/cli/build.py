@@ -13,7 +13,6 @@ import typer
 from penstock.cli import options, terminal
 from penstock.cli.options import open_at, option
 from penstock.cli.progress import build_bar
-from penstock.cli.tasks import run_task
 from penstock.cli.units import duration_text, number_of, size_text
 from penstock.errors import StoreError
 
@@ -33,7 +32,6 @@ def build_command(
     documents: options.Documents = "auto",
     field: options.Field = "text",
     errors: options.Errors = "strict",
-    newlines: options.Newlines = "keep",
     chat: Annotated[
         str | None, option("Read conversations, rendered with this chat template.", "TEMPLATE")
     ] = None,
@@ -56,9 +54,6 @@ def build_command(
     overwrite: Annotated[
         bool, option("Replace the store that is in the directory.", None, "--overwrite")
     ] = False,
-    read_back: Annotated[
-        bool, option("Read each part back from the disk and compare it.", None, "--read-back")
-    ] = False,
     eos: Annotated[bool, option("End each document with the tokenizer's end token.")] = True,
     eos_token: Annotated[str | None, option("End documents with this token.", "TOKEN")] = None,
     bos: Annotated[bool, option("Begin each document with the beginning token.")] = False,
@@ -68,15 +63,6 @@ def build_command(
         option("How to read special tokens in a document. text: as text; parse: as these tokens."),
     ] = "text",
     max_bad: options.MaxBad = 0.001,
-    max_document_bytes: Annotated[int, option("Reject longer documents.", "BYTES")] = 1 << 30,
-    max_expansion: Annotated[
-        int,
-        option("Refuse files that decompress to more than this many times their size.", "TIMES"),
-    ] = 200,
-    engine: Annotated[
-        Literal["auto", "gigatoken", "tokenizers"],
-        option("The library that tokenizes. All of them produce the same token ids."),
-    ] = "auto",
     threads: Annotated[
         int | None, option("Slices to tokenize at once. By default, one per core.", "NUMBER")
     ] = None,
@@ -88,24 +74,15 @@ def build_command(
             "KIND",
         ),
     ] = "auto",
-    memory: Annotated[
-        str | None, option("Tokenize fewer slices at once, to use less memory.", "SIZE")
-    ] = None,
-    task: Annotated[
-        str | None, option("Make only the share of task I (from 0) of N tasks.", "I/N")
-    ] = None,
-    commit: Annotated[
-        bool, option("Finish a store whose shares were made by tasks.", None, "--commit")
-    ] = False,
     as_json: options.AsJson = False,
     quiet: Annotated[bool, option("Print nothing but errors.", None, "--quiet", "-q")] = False,
 ) -> None:
     """Tokenize raw text into a store that training reads.
 
     The build can be killed at any time: the same command resumes it. If the store is already
-    finished, the command does nothing. The bytes of the store depend only on the inputs and on
-    these settings. --overwrite builds the store again; the old one stays until the new one is
-    complete, except in object storage.
+    finished, the command only makes missing files again. The bytes of the store depend only on the
+    inputs and on these settings. --overwrite builds the store again; the old one stays until the
+    new one is complete, except in object storage.
 
     -o takes a directory, or the URL of a store in object storage: s3://, gs:// or az://. Keys are
     taken from the environment, as AWS_ACCESS_KEY_ID.
@@ -123,13 +100,8 @@ def build_command(
     not trained on (--rewritten mask), trained on without the omitted part (train), or make the
     conversation a rejected one (refuse).
 
-    --task and --commit share a build between machines that share the directory of the store: run
-    the same command with --task 0/64 to --task 63/64, and then once with --commit.
-
     --workers ray lets the nodes of a Ray cluster tokenize: the cluster in RAY_ADDRESS, or the one
     on this machine. The inputs and the store must have the same paths on all nodes.
-
-    --memory takes a size such as 8GB. It limits how many slices are in memory at once.
 
     penstock build corpus.txt -o stores/corpus
 
@@ -141,10 +113,6 @@ def build_command(
         raise typer.BadParameter(
             "--no-eos and --eos-token contradict each other: leave one of them out."
         )
-    if task is not None and commit:
-        raise typer.BadParameter(
-            "--task makes a share of the store, and --commit finishes it: leave one of them out."
-        )
     if chat is None and (chat_date, rewritten) != (None, "mask"):
         raise typer.BadParameter("--chat-date and --rewritten need a chat template: set --chat.")
     from penstock.tokenize.tokenizer import load_tokenizer
@@ -155,7 +123,7 @@ def build_command(
     added: Any = "auto" if add_tokens == ["auto"] else add_tokens
     with _log_warnings(shown=not quiet):
         # The tokenizer is loaded here and not inside `build`, because its engine is printed below.
-        loaded = load_tokenizer(tokenizer, special_tokens=in_text, engine=engine)
+        loaded = load_tokenizer(tokenizer, special_tokens=in_text)
         chat_settings: dict[str, Any] = {"add_tokens": added}
         if chat is not None:
             from penstock.chat.chat import Chat
@@ -170,28 +138,19 @@ def build_command(
             "documents": documents,
             "field": field,
             "errors": errors,
-            "newlines": newlines,
             "eos": eos if eos_token is None else eos_token,
             "bos": bos if bos_token is None else bos_token,
             "special_tokens": in_text,
             "split": split,
             "append": append,
             "overwrite": overwrite,
-            "read_back": read_back,
             "max_bad": max_bad,
-            "max_document_bytes": max_document_bytes,
-            "max_expansion": max_expansion,
-            "engine": engine,
             "threads": threads,
             "workers": workers,
-            "memory": memory,
             **chat_settings,
         }
         bar = not (quiet or as_json)
-        if task is not None:
-            run_task(task, inputs, store, settings, bar=bar, as_json=as_json, quiet=quiet)
-            return
-        stores, values = measured_build(inputs, store, bar=bar, commit=commit, **settings)
+        stores, values = measured_build(inputs, store, bar=bar, **settings)
     if as_json:
         terminal.print_json({**values, "engine": loaded.engine.name})
     elif not quiet:
@@ -226,8 +185,7 @@ def measured_build(
         inputs: Files, as for `penstock.build`.
         directory: The directory of the store, or its URL.
         bar: Draw a progress bar if stderr is a terminal.
-        settings: Other arguments of `penstock.build`. With `commit=True`, the build of several
-            tasks is finished.
+        settings: Other arguments of `penstock.build`.
 
     Returns:
         The stores by side of the split (without a split, the only side is ""), and the object that
@@ -237,7 +195,6 @@ def measured_build(
     from penstock.store.reader import manifest_at
     from penstock.store.resume import was_interrupted
     from penstock.store.sides import stores_at
-    from penstock.store.tasks import commit_tasks
 
     before: list[str] = []
     # There is no store yet, or it is not finished. The build reports what is wrong, if anything.
@@ -248,15 +205,10 @@ def measured_build(
     try:
         # stdout is for the result. Ray prints there when a node dies.
         with build_bar(shown=bar) as (meter, report), redirect_stdout(sys.stderr):
-            if settings.pop("commit", False):
-                commit_tasks(inputs, directory, **settings)
-            else:
-                build(inputs, directory, progress=report, **settings)
+            build(inputs, directory, progress=report, **settings)
     # The library does not know the command line, so the advice is added here.
     except KeyboardInterrupt as error:
-        kept = "Finished parts are kept: the same command resumes the build."
-        lost = f"Standard input cannot be read again: delete {directory} and build once more."
-        error.add_note(lost if inputs == ["-"] else kept)
+        error.add_note("Finished parts are kept: the same command resumes the build.")
         raise
     stores = open_at(directory)
     values = {
@@ -312,7 +264,7 @@ def _show(directory: "StorePath", stores: dict[str, "TokenStore"], values: dict[
     verb = "resumed and finished" if values["resumed"] else "built"
     title = f"{directory} {verb} in {took}"
     if values["finished_before"]:
-        title = f"{directory} is already finished; nothing was done ({took})"
+        title = f"{directory} is already finished ({took})"
     # With less than a megabyte, this would be the time to start Python, not a speed.
     elif values["read_bytes"] > 1e6:
         title += f", {size_text(values['read_bytes'] / values['seconds'])}/s"

@@ -29,7 +29,6 @@ def check_command(
     documents: options.Documents = "auto",
     field: options.Field = "text",
     errors: options.Errors = "strict",
-    newlines: options.Newlines = "keep",
     length: Annotated[int, option("Tokens per row of the test loader.", "NUMBER", least=1)] = 1024,
     batch_size: Annotated[
         int, option("Rows per batch of the test loader.", "NUMBER", least=1)
@@ -55,9 +54,7 @@ def check_command(
     # LocalOpenWebTextDataModule reads these two files line by line.
     rule = "lines" if not files and documents == "auto" else documents
     trial = CheckSettings(
-        reading=ReadSettings(
-            format=format, documents=rule, field=field, errors=errors, newlines=newlines
-        ),
+        reading=ReadSettings(format=format, documents=rule, field=field, errors=errors),
         tokenizer=tokenizer,
         length=length,
         batch_size=batch_size,

@@ -18,7 +18,7 @@ from penstock.cli.token_files import (
     open_files,
     show_files,
 )
-from penstock.cli.units import number_of, size_text, unchecked_text
+from penstock.cli.units import number_of, size_text
 from penstock.errors import StoreBusyError
 
 if TYPE_CHECKING:
@@ -187,15 +187,17 @@ def show_summary(summary: "Summary") -> None:
 def _origin(summary: "Summary") -> terminal.Facts:
     """How the store was built: tokenizer, files and rejected records."""
     tokenizer = summary.tokenizer
-    # A tokenizer object that cannot be serialised has no digest.
-    digest = str(tokenizer["digest"] or "none")[:12]
+    # An object of the user's own class cannot be serialised. It is known by the ids that it gives
+    # for a sample text, and errors show the digest of these ids too.
+    digest = str(tokenizer["digest"] or tokenizer["canary"] or "none")[:12]
     eos, bos = ("none" if each is None else each for each in (summary.eos_id, summary.bos_id))
     builds = f", {summary.num_builds} builds" if summary.num_builds > 1 else ""
     parts = f"{number_of(summary.num_parts, 'part')}{builds}"
     size = tokenizer["vocab_size"]
-    facts: dict[str, str | list[str]] = {
-        "tokenizer": f"{tokenizer['name']}, {size:,} tokens, digest {digest}"
-    }
+    named = [f"{tokenizer['name']}, {size:,} tokens, digest {digest}"]
+    if not tokenizer["digest"] and tokenizer["canary"]:
+        named.append("an object: pass it again each time")
+    facts: dict[str, str | list[str]] = {"tokenizer": named}
     if tokenizer.get("added_tokens"):
         from penstock.tokenize.definition import padded_vocab_size
 
@@ -205,7 +207,6 @@ def _origin(summary: "Summary") -> terminal.Facts:
     facts |= {
         "edges": f"eos {eos}, bos {bos}",
         "on disk": f"{size_text(summary.disk_bytes)}, {summary.dtype}, {parts}",
-        **({"checksums": unchecked_text(summary.num_unchecked)} if summary.num_unchecked else {}),
         "inputs": _inputs(summary),
         "document is": summary.documents,
     }

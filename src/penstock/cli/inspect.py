@@ -9,14 +9,14 @@ from penstock.cli.marks import LEGEND, MARKS, print_marked
 from penstock.cli.options import argument, option
 from penstock.cli.terminal import aligned, console, print_json, visible, write
 from penstock.cli.train import Settings
-from penstock.cli.units import number_of
+from penstock.cli.units import estimate_text, number_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from penstock.inspect import InspectedStep, OpenedRun
+    from penstock.inspect import InspectedStep, OpenedRun, Seen
     from penstock.inspect.steps import Segment, StepRow
-    from penstock.tokenize.gpt2 import Decoder
+    from penstock.tokenize.definition import Decoder
 
 Run = Annotated[str, argument("A recipe (.toml), or the directory of a run.", "RECIPE|RUN")]
 TokenizerName = Annotated[
@@ -62,7 +62,8 @@ def inspect_command(
 
     The rows are computed from the recipe and the stores, at any step, before or after it was
     trained. Steps are numbered as in metrics.jsonl and in the names of checkpoints: the first is
-    1. Of a run, the loss of the step is shown too.
+    1. Of a run, the loss of the step is shown too. The last lines say what was read of each source
+    when the step was done.
 
     Text after + is trained on: its tokens are targets. Text after - is only read, such as the
     question in a conversation. A newline of the text is shown as ↵, and control characters as
@@ -70,7 +71,7 @@ def inspect_command(
 
     penstock inspect runs/mine --step 1200 --around 3
     """
-    from penstock.inspect import inspect_step
+    from penstock.inspect import inspect_step, seen
 
     found = opened(run, settings, as_json=as_json)
     ranks = world_size or (found.record.world_size if found.record is not None else 1)
@@ -83,8 +84,10 @@ def inspect_command(
     # JSON has all rows, and a terminal the first ones.
     most = None if as_json else rows
     inspected = inspect_step(found.plan, found.steps, step, most=most, tokenizer=name, **shard)
+    has_seen = seen(found.plan, found.steps, step)
     if as_json:
         values = {**inspected.to_json(), "metrics": _metrics(found, step)}
+        values["seen"] = has_seen.to_json()["sources"]
         print_json(values | ({"around": _around(found, step, around)} if around else {}))
         return
     out = console()
@@ -98,6 +101,19 @@ def inspect_command(
     if total > len(inspected.rows):
         more = number_of(total - len(inspected.rows), "more row")
         write(f"\n… and {more}; --rows {total} shows all")
+    _show_seen(has_seen)
+
+
+def _show_seen(has_seen: "Seen") -> None:
+    """Print what was read of each source when the step was done."""
+    write(f"\nafter step {has_seen.step:,}, {has_seen.position:,} rows were read:")
+    table = [["", "rows", "targets", "epochs", "of the next epoch"]]
+    for each in has_seen.sources:
+        share = f"{each.rows_in_last_epoch:,} of {each.rows_in_epoch:,} rows"
+        targets = estimate_text(each.tokens, is_exact=each.tokens_exact)
+        table.append([each.source, f"{each.rows:,}", targets, f"{each.epochs:,}", share])
+    for row in aligned(table):
+        write(row)
 
 
 def _tokenizer(run: "OpenedRun", row: "StepRow", name: str | None) -> "Decoder | str":

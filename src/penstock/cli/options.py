@@ -44,7 +44,7 @@ def path_option(help: str, metavar: str, *flags: str) -> object:
 AsJson = Annotated[bool, option("Print one JSON object and nothing else.", None, "--json")]
 Inputs = Annotated[
     list[str],
-    argument("Files (also .gz, .zst, .bz2, .xz), directories, globs, URLs; - is stdin.", "INPUTS"),
+    argument("Files (also .gz, .zst, .bz2, .xz), directories, globs, URLs.", "INPUTS"),
 ]
 Store = Annotated[
     Path,
@@ -79,13 +79,15 @@ Documents = Annotated[
         "RULE",
     ),
 ]
-Field = Annotated[str, option("JSON field or column with the text; a.b is b in a.", "NAME")]
+Field = Annotated[
+    str,
+    option(
+        "JSON field or column with the text; a.b is b in a. Of chats: PROMPT,COMPLETION.", "NAME"
+    ),
+]
 Errors = Annotated[
     Literal["strict", "replace"],
     option("For documents that are not UTF-8. strict: reject; replace: put U+FFFD in their place."),
-]
-Newlines = Annotated[
-    Literal["keep", "lf"], option("For Windows line ends (CRLF). lf: make them line feeds.")
 ]
 MaxBad = Annotated[
     float,

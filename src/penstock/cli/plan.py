@@ -1,17 +1,21 @@
 """`penstock plan`: the data that a training run would read."""
 
+import math
+from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated
 
 from penstock.cli import options
 from penstock.cli.options import option
 from penstock.cli.terminal import aligned, console, print_json, visible, write
 from penstock.cli.train import BatchSize, MaxLength, Settings, Source, TrainFile, ValFile
-from penstock.cli.units import count_text, size_text
+from penstock.cli.units import count_text, estimate_text, size_text
 
 if TYPE_CHECKING:
     from penstock.inspect import Forecast, OpenedRun
+    from penstock.order.plan import Plan
 
 _BAR = 20  # columns of the longest bar
+_MOST_STAGES = 10  # as in the tree of the plan
 
 
 def plan_command(
@@ -63,6 +67,8 @@ def _show(run: "OpenedRun", found: "Forecast") -> None:
     from penstock.train.command import NO_VALIDATION
 
     write(run.plan.tree(found.rows))
+    for line in _normalised_weights(run.plan):
+        write(line)
     job = run.job
     if job.val is None:
         write(NO_VALIDATION)
@@ -92,6 +98,22 @@ def _show(run: "OpenedRun", found: "Forecast") -> None:
         console().print(visible(f"warning: {warning}"), style="yellow", soft_wrap=True)
 
 
+def _normalised_weights(plan: "Plan") -> list[str]:
+    """Return a line for each stage whose weights do not sum to 1, and so are read as ratios."""
+    lines = []
+    for stage in plan.describe()["stages"][:_MOST_STAGES]:
+        given = stage.get("weights", {}).values()
+        numbers = [Fraction(weight) for weight in given]  # "1/3" is a string in JSON
+        total = sum(numbers)
+        if not numbers or math.isclose(total, 1, rel_tol=1e-9):
+            continue
+        cells = [f"{float(number):.4g}" for number in numbers]
+        shares = [f"{float(number / total):.4g}" for number in numbers]
+        since = f" from position {stage['position']:,}" if stage["position"] else ""
+        lines.append(f"weights{since}: given {', '.join(cells)}: read as {', '.join(shares)}")
+    return lines
+
+
 def _show_sources(found: "Forecast") -> None:
     """Print a table of the tokens of each source over the run."""
     write("")
@@ -103,8 +125,8 @@ def _show_sources(found: "Forecast") -> None:
                 each.source,
                 f"{each.epochs:,.2f}",
                 repeats,
-                "?" if each.run_tokens is None else f"{each.run_tokens:,}",
-                "?" if each.trained_tokens is None else f"{each.trained_tokens:,}",
+                estimate_text(each.run_tokens, is_exact=each.tokens_exact),
+                estimate_text(each.trained_tokens, is_exact=each.tokens_exact),
                 f"{each.padding:.2%}",
                 f"{each.split_documents:,}",
                 f"{each.cut_documents:,}",

@@ -27,7 +27,7 @@ class Meter:
     """Measures the speed and the remaining time of a build.
 
     The clock starts at the first report, so parts that an earlier run built do not count as speed.
-    It starts again when the total changes: a repair reads the store, and then makes parts.
+    It starts again when the total changes.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

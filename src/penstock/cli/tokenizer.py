@@ -38,13 +38,12 @@ def train_command(
         option("Stop after this many bytes of text. 100000000 are usually enough.", "BYTES"),
     ] = None,
     threads: Annotated[
-        int | None, option("Slices of the text to count at once. Default: the cores.", "NUMBER")
+        int | None, option("Threads that count words. Default: one per core.", "NUMBER")
     ] = None,
     format: options.Format = "auto",
     documents: options.Documents = "auto",
     field: options.Field = "text",
     errors: options.Errors = "strict",
-    newlines: options.Newlines = "keep",
     max_bad: options.MaxBad = 0.001,
     overwrite: Annotated[bool, option("Replace the file.", None, "--overwrite")] = False,
     as_json: options.AsJson = False,
@@ -65,9 +64,7 @@ def train_command(
             shown = size_text(done) if stage == "reading" else f"{done:,} tokens"
             draw(done, total, f"{stage} {shown}")
 
-        reading = ReadSettings(
-            format=format, documents=documents, field=field, errors=errors, newlines=newlines
-        )
+        reading = ReadSettings(format=format, documents=documents, field=field, errors=errors)
         trained = train_tokenizer(
             inputs,
             path,

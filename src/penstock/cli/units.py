@@ -22,6 +22,17 @@ def count_text(number: float) -> str:
     return _scaled(number, _COUNTS).replace(" ", "")
 
 
+def estimate_text(number: int | None, *, is_exact: bool) -> str:
+    """Return a number with commas; with "about" if it is not exact, and "?" if it is not known.
+
+    >>> estimate_text(1234, is_exact=False)
+    'about 1,234'
+    """
+    if number is None:
+        return "?"
+    return f"{number:,}" if is_exact else f"about {number:,}"
+
+
 def duration_text(seconds: float) -> str:
     """A duration in milliseconds or seconds; from a minute on, as on a clock.
 
@@ -52,16 +63,6 @@ def number_of(number: int, thing: str) -> str:
     ('1 part', '1,200 blank records')
     """
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
-
-
-def unchecked_text(num_parts: int) -> str:
-    """What it means that this many parts of a store have no checksums.
-
-    >>> unchecked_text(3)
-    'none in 3 parts of an earlier version: only verify finds damage there'
-    """
-    parts = number_of(num_parts, "part")
-    return f"none in {parts} of an earlier version: only verify finds damage there"
 
 
 def _scaled(number: float, units: tuple[str, ...]) -> str:

@@ -17,7 +17,7 @@ from penstock.cli.token_files import (
     open_files,
     verify_files,
 )
-from penstock.cli.units import duration_text, number_of, unchecked_text
+from penstock.cli.units import duration_text, number_of
 
 if TYPE_CHECKING:
     from penstock.store.reader import TokenStore
@@ -68,14 +68,11 @@ def verify_command(
         if len(each) != each.manifest.num_documents:
             counts.insert(2, number_of(len(each), "piece"))
         write(f"{visible(str(each.path), lines=False)} is intact: {', '.join(counts)} ({took})")
-        if each.manifest.num_unchecked:
-            write(f"checksums: {unchecked_text(each.manifest.num_unchecked)}")
 
 
 def _to_json(store: "TokenStore") -> dict[str, object]:
     # `verify` raises an error if a byte is wrong, so a result is always whole.
     counts = {"num_parts": len(store.manifest.parts), "num_pieces": len(store)}
-    counts["num_unchecked"] = store.manifest.num_unchecked
     values = {"store": str(store.path), "whole": True, **counts, **store_json(store)}
     del values["path"]
     return values

@@ -1,4 +1,4 @@
-"""`penstock when`: the steps at which a document or a text is seen."""
+"""`penstock when`: the steps at which a document is seen."""
 
 import math
 from typing import TYPE_CHECKING, Annotated
@@ -6,17 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import options
-from penstock.cli.inspect import Run, TokenizerName, opened
+from penstock.cli.inspect import Run, opened
 from penstock.cli.options import option
-from penstock.cli.progress import bar
 from penstock.cli.terminal import aligned, print_json, visible, write
 from penstock.cli.train import Settings
-from penstock.cli.units import count_text, number_of
+from penstock.cli.units import number_of
 
 if TYPE_CHECKING:
     from penstock.inspect import FoundDocument, OpenedRun, Sighting
 
-_MOST_MATCHES = 1_000
 _SHOWN_DOCUMENTS = 20
 _SHOWN_STEPS = 20
 
@@ -24,7 +22,7 @@ _SHOWN_STEPS = 20
 def when_command(
     run: Run,
     document: Annotated[
-        str | None,
+        str,
         option(
             "A document: its input file and record, or its number in the store, as penstock "
             "inspect shows them.",
@@ -32,45 +30,31 @@ def when_command(
             "--document",
             "-d",
         ),
-    ] = None,
-    text: Annotated[str | None, option("A text to find in all documents.", "STRING")] = None,
+    ],
     source: Annotated[str | None, option("Search this source only.", "NAME")] = None,
-    tokenizer: TokenizerName = None,
     settings: Settings = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """List the steps at which a document or a text is seen.
+    """List the steps at which a document is seen.
 
     Steps that are not taken yet are listed too. A record is the byte offset at which it begins in
     the decompressed file; in a Parquet or Arrow file it is the row, and in a JSON array of
-    conversations the item, counted from 0. A text is searched in all documents, as they decode. A
-    text that begins in one document and ends in another is not found.
+    conversations the item, counted from 0.
 
     penstock when runs/mine --document web.jsonl:90210
 
     penstock when runs/mine --document 4711 --source web
-
-    penstock when recipe.toml --text "so much depends"
     """
-    if (document is None) == (text is None):
-        raise typer.BadParameter(
-            "give either --document FILE:RECORD, --document NUMBER or --text STRING."
-        )
     found = opened(run, settings, as_json=as_json)
-    name = tokenizer or found.tokenizer
-    missed: list[str] = []
-    if document is not None:
-        (documents, missed), more = _documents(found, document, source), 0
-    else:
-        documents, more = _texts(found, text or "", source, name)
+    documents, missed = _documents(found, document, source)
     pairs = [(each, _sightings(found, each)) for each in documents]
     if as_json:
-        print_json({**_to_json(found, pairs, more), "not_searched": missed})
+        print_json({**_to_json(found, pairs), "not_searched": missed})
         return
-    _show(found, pairs, more, text)
+    _show(found, pairs)
     if missed:
         paths = visible(", ".join(missed), lines=False)
-        write(f"not searched: {paths}, without a record of such documents; --text searches them")
+        write(f"not searched: {paths}, without a record of such documents")
 
 
 def _documents(
@@ -99,27 +83,6 @@ def file_and_record(flag: str, document: str) -> tuple[str, int]:
     return file, int(number)
 
 
-def _texts(
-    run: "OpenedRun", text: str, source: str | None, tokenizer: str | None
-) -> "tuple[list[FoundDocument], int]":
-    """The documents that hold a text, and how many more matches there are."""
-    from penstock.inspect.text import find_texts
-
-    found: list[FoundDocument] = []
-    more = 0
-    with bar() as draw:
-
-        def progress(done: int, total: int) -> None:
-            draw(done, total, f"{count_text(done)} of {count_text(total)} tokens")
-
-        for each in find_texts(run.plan, text, source, tokenizer, progress):
-            if len(found) < _MOST_MATCHES:
-                found.append(each)
-            else:
-                more += 1
-    return found, more
-
-
 def _sightings(run: "OpenedRun", document: "FoundDocument") -> "list[Sighting]":
     from penstock.inspect import when
 
@@ -127,29 +90,20 @@ def _sightings(run: "OpenedRun", document: "FoundDocument") -> "list[Sighting]":
 
 
 def _to_json(
-    run: "OpenedRun", pairs: "list[tuple[FoundDocument, list[Sighting]]]", more: int
+    run: "OpenedRun", pairs: "list[tuple[FoundDocument, list[Sighting]]]"
 ) -> dict[str, object]:
     from dataclasses import asdict
 
     documents = [
         {**asdict(each), "seen": [one.to_json() for one in sightings]} for each, sightings in pairs
     ]
-    return {"last_step": run.steps.last, "documents": documents, "more_matches": more}
+    return {"last_step": run.steps.last, "documents": documents}
 
 
-def _show(
-    run: "OpenedRun",
-    pairs: "list[tuple[FoundDocument, list[Sighting]]]",
-    more: int,
-    text: str | None,
-) -> None:
+def _show(run: "OpenedRun", pairs: "list[tuple[FoundDocument, list[Sighting]]]") -> None:
     last = run.steps.last
     span = "" if last is None else f" in the run's steps {run.steps.first:,} to {last:,}"
-    if text is not None:
-        matches = f"{len(pairs) + more:,} match{'es' * (len(pairs) + more != 1)}"
-        num_seen = sum(bool(sightings) for _, sightings in pairs)
-        write(f"{matches} of {visible(repr(text), lines=False)}, {num_seen:,} seen{span}")
-    # The first to be seen come first. A text that is often found is mostly not seen.
+    # The first to be seen come first.
     pairs = sorted(pairs, key=lambda pair: pair[1][0].position if pair[1] else math.inf)
     for each, sightings in pairs[:_SHOWN_DOCUMENTS]:
         size = number_of(each.span[1] - each.span[0], "token")
@@ -162,8 +116,6 @@ def _show(
         write(f"… and {len(pairs) - _SHOWN_DOCUMENTS:,} more; --json lists them")
     if any(not sightings for _, sightings in pairs):
         write("--set training.steps=NUMBER searches more steps")
-    if more:
-        write(f"Only the first {_MOST_MATCHES:,} matches were looked up. Give a longer text.")
 
 
 def _show_sightings(run: "OpenedRun", sightings: "list[Sighting]") -> None:

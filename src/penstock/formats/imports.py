@@ -188,14 +188,10 @@ def _job(files: TokenFiles, directory: Path) -> Job:
         documents="auto",
         field="text",
         errors="strict",
-        newlines="keep",
         eos=False,
         bos=False,
         special_tokens="text",
         max_bad=0,
-        max_document_bytes=1 << 30,
-        max_expansion=200,
-        engine="auto",
         threads=None,
     )
     return Job(settings, directory, [], ReadSettings(), used, recorded)

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from penstock.inspect.steps import InspectedStep as InspectedStep
     from penstock.inspect.steps import inspect_step as inspect_step
     from penstock.inspect.steps import source_counts as source_counts
-    from penstock.inspect.text import TextMatch as TextMatch
-    from penstock.inspect.text import find_text as find_text
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
@@ -42,6 +40,5 @@ else:
             "runs": "OpenedRun RunSteps open_run",
             "seen": "Seen seen",
             "steps": "InspectedStep inspect_step source_counts",
-            "text": "TextMatch find_text",
         },
     )

@@ -155,10 +155,8 @@ def find_numbered(plan: Plan, document: int, source: str | None = None) -> list[
     return found
 
 
-def found_at(
-    source: str, rows: Rows, member: int, store: Searched, document: int, some: Span | None = None
-) -> FoundDocument:
-    """Return a document of a member of a source, or some of its tokens.
+def found_at(source: str, rows: Rows, member: int, store: Searched, document: int) -> FoundDocument:
+    """Return a document of a member of a source.
 
     Args:
         source: The name of the source.
@@ -166,11 +164,8 @@ def found_at(
         member: The number of the store among the members of their stream.
         store: The store, or the documents of token files.
         document: The number of the document, or of one piece of it.
-        some: The tokens, counted from the start of the document; by default, all.
     """
     span = document_span(rows, member, store, document)
-    if some is not None:
-        span = span[0] + some[0], span[0] + some[1]
     if isinstance(store, TokenStore):
         origin = store.origin(document)
         return FoundDocument(source, str(store.path), document, origin.file, origin.offset, span)

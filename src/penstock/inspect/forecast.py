@@ -10,13 +10,12 @@ from itertools import pairwise
 from typing import Any
 
 from penstock.inspect.runs import OpenedRun, RunSteps
-from penstock.inspect.seen import excluded_targets, targets_in
+from penstock.inspect.seen import excluded_targets, targets_exact, targets_in
 from penstock.order.plan import Plan
 from penstock.rows.documents import Documents
 from penstock.rows.packs import Packs
 from penstock.rows.protocol import Rows, WrappedRows
 from penstock.rows.windows import Windows
-from penstock.store.part_table import ALL_KINDS, exact_sum
 from penstock.store.reader import TokenStore
 from penstock.train.metrics import known_peak_flops, peak_flops
 
@@ -50,6 +49,9 @@ class SourceForecast:
     """Rows that the run reads; a row counts once for each epoch."""
     run_tokens: int | None
     """Targets in these rows, by the mean of all rows."""
+    tokens_exact: bool
+    """Whether `run_tokens` and `trained_tokens` are exact: all rows have equally many targets, or
+    the run reads whole epochs, and nothing is masked."""
     trained_tokens: int | None
     """Targets that no loss mask excludes, by the mean of the store, and no amendment, exactly."""
     asked: float | None
@@ -166,6 +168,7 @@ def _sources(plan: Plan, steps: RunSteps, num_rows: int) -> tuple[SourceForecast
                 tokens=rows.num_tokens,
                 run_rows=run_rows,
                 run_tokens=tokens,
+                tokens_exact=targets_exact(plan, name, run_rows),
                 trained_tokens=None
                 if tokens is None
                 else max(0, round(tokens * _trained_share(rows)) - excluded.get(name, 0)),
@@ -231,8 +234,7 @@ def _store_bytes(rows: Rows) -> int:
     found = 0
     for each in stores:
         if isinstance(each, TokenStore):
-            # By kind: the records of 10^6 parts would take 30 s and a gigabyte.
-            found += sum(exact_sum(each.manifest.file_sizes(kind)) for kind in ALL_KINDS)
+            found += each.manifest.parts.num_bytes
         else:
             found += int(each.part_tokens.sum()) * each.dtype.itemsize
     return found

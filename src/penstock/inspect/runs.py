@@ -28,7 +28,7 @@ from penstock.order.steps import Steps
 from penstock.paths import expand_user
 from penstock.recipe import DataConfig, Recipe, Tables, parse_recipe, set_value
 from penstock.remote.address import store_path
-from penstock.store.manifest_checks import FILE_NAME as STORE_NAME
+from penstock.store.manifest import FILE_NAME as STORE_NAME
 from penstock.train.bundled import bundled_recipes
 from penstock.train.command import choose_recipe, open_job
 from penstock.train.config import TrainingJob

@@ -8,7 +8,7 @@ import numpy as np
 from penstock.inspect.runs import RunSteps
 from penstock.loader.fingerprints import RowReader
 from penstock.order.plan import Plan
-from penstock.rows.protocol import Integers, Rows
+from penstock.rows.protocol import Integers, Rows, WrappedRows
 
 Json = dict[str, Any]
 _READ_ROWS = 256  # rows at a time, so that any number of them needs little memory
@@ -28,8 +28,10 @@ class SeenSource:
     rows_in_last_epoch: int
     """Rows of the epoch that is not complete; with those that an amendment left out."""
     tokens: int | None
-    """Targets in the rows that were read; None if the source does not know its targets. It is
-    exact if all rows have equally many, and otherwise from their mean."""
+    """Targets in the rows that were read; None if the source does not know its targets."""
+    tokens_exact: bool
+    """Whether `tokens` is the number of targets that were trained on. Otherwise it follows from
+    the mean of all rows, and counts targets that a loss mask or an amendment excludes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ def count_sources(plan: Plan, position: int) -> list[SeenSource]:
         size = len(source)
         # Rows that an amendment left out are not read, but belong to the epoch.
         epochs, rest = divmod(cursors[name], max(1, size))
-        found.append(SeenSource(name, rows, size, epochs, rest, targets_in(source, rows)))
+        targets, is_exact = targets_in(source, rows), targets_exact(plan, name, rows)
+        found.append(SeenSource(name, rows, size, epochs, rest, targets, is_exact))
     return found
 
 
@@ -73,6 +76,20 @@ def targets_in(source: Rows, num_rows: int) -> int | None:
     if source.num_tokens is None:
         return None
     return round(source.num_tokens * num_rows / max(1, len(source)))
+
+
+def targets_exact(plan: Plan, name: str, num_rows: int) -> bool:
+    """Return whether `targets_in` is exactly what `num_rows` rows of a source train on."""
+    source = plan.sources[name]
+    if source.num_tokens is None or isinstance(source, WrappedRows):  # transforms change targets
+        return False
+    masked = source.stream is None or source.stream.has_loss or "borders" in source.describe()
+    if masked or any(name in each.exclude for each in plan.amendments):
+        return False
+    # No row has more targets than its length, so with this sum every row has as many.
+    if source.num_tokens == len(source) * source.length:
+        return True
+    return not plan.amendments and num_rows % len(source) == 0  # whole epochs
 
 
 def excluded_targets(plan: Plan, end: int) -> dict[str, int]:

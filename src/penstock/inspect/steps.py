@@ -25,7 +25,7 @@ from penstock.rows.origins import RowOrigin
 from penstock.rows.protocol import Array, Fields, Integers, token_spans
 
 if TYPE_CHECKING:
-    from penstock.tokenize.gpt2 import Decoder
+    from penstock.tokenize.definition import Decoder
 
 Json = dict[str, Any]
 

@@ -31,7 +31,7 @@ from penstock.errors import PlanError
 from penstock.integrations.hf_format import PaddedFormat, Tensors
 from penstock.loader.batch_format import Format, LabelBatch
 from penstock.loader.loader import Loader
-from penstock.loader.packed import one_row
+from penstock.loader.packed import one_row, without_cache
 from penstock.loader.run import AnyPlan
 from penstock.order.steps import shorter_steps
 from penstock.rows.documents import Documents
@@ -267,8 +267,11 @@ class BatchSource:
 
     def finish(self, batch: Tensors) -> LabelBatch:
         """Convert a batch of the loader to the user's format; join its rows into one if `flat`."""
-        made = self.to_batch(dict(batch))
-        return cast("LabelBatch", one_row(made) if self.flat else made)
+        return self.last(self.to_batch(dict(batch)))
+
+    def last(self, batch: Tensors) -> LabelBatch:
+        """Join the rows of a batch in the user's format if `flat`, and switch the cache off."""
+        return cast("LabelBatch", without_cache(one_row(batch) if self.flat else batch))
 
 
 class StepBatches(Dataset[LabelBatch]):
@@ -307,7 +310,7 @@ class StepBatches(Dataset[LabelBatch]):
         batch = source.to_batch(loader.make(loader.step).batch)
         if not full and source.world_size > 1:
             batch = self._filled(batch, span)
-        return cast("LabelBatch", one_row(batch) if source.flat else batch)
+        return source.last(batch)
 
     def __getitems__(self, spans: list[RankSpan]) -> LabelBatch:
         """Return the batch of a step: a batch sampler asks for a list of one step."""

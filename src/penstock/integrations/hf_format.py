@@ -7,12 +7,13 @@
     labels           b c - -        "shifted": the next token, so the last token has no label
 
 Packed rows have `position_ids` instead of `attention_mask`. Given both, models of `transformers`
-ignore where documents begin, and attend across documents.
+ignore where documents begin, and attend across documents. With their cache they do so too, so
+packed batches also get `use_cache=False`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -20,18 +21,19 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from penstock.errors import MissingExtraError, PlanError, TokenizerError
 from penstock.loader.batch_format import Format
+from penstock.loader.packed import outermost_models
 from penstock.rows.documents import Documents
 from penstock.rows.packs import Packs
 from penstock.rows.protocol import Fields, Integers, WrappedRows
 from penstock.rows.tokens import Stream
 from penstock.rows.windows import Windows
-from penstock.tokenize.definition import find_definition
-from penstock.tokenize.gpt2 import byte_alphabet
+from penstock.tokenize.definition import byte_alphabet, find_definition
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Labels = Literal["shifted", "same"]
+Convention = Literal["shifted", "same", "either", "neither"]
 Tensors = dict[str, torch.Tensor]
 
 _END = "<|endoftext|>"
@@ -41,6 +43,59 @@ def check_labels(labels: str) -> None:
     """Raise if `labels` is not "shifted" or "same"."""
     if labels not in ("shifted", "same"):
         raise PlanError(f'labels={labels!r} is not "shifted" or "same".')
+
+
+def label_convention(input_ids: torch.Tensor, labels: torch.Tensor) -> Convention:
+    """The convention of the labels of a batch; labels of -100 match any.
+
+    >>> rows = torch.tensor([[1, 2, 3, 4]])
+    >>> label_convention(rows[:, :-1], rows[:, 1:]), label_convention(rows, rows)
+    ('shifted', 'same')
+    """
+    # The last label of a shifted row has no input to compare with; a row of one token fits both.
+    ahead, behind = labels[:, :-1], input_ids[:, 1:]
+    shifted = bool(((ahead == behind) | (ahead == -100)).all())
+    same = bool(((labels == input_ids) | (labels == -100)).all())
+    if shifted and same:
+        return "either"
+    return "shifted" if shifted else "same" if same else "neither"
+
+
+def refuse_second_shift(module: Any) -> None:
+    """Make causal language models of transformers in a module refuse labels that are shifted.
+
+    Their loss shifts labels itself, so the model would learn the token after the next one. Only
+    the first call with labels is checked. Calls without labels, for the logits, stay allowed.
+    """
+    for model in outermost_models(module):
+        # Other losses do not shift. None: models such as GPT2LMHeadModel, whose loss shifts.
+        if model.loss_type in (None, "ForCausalLM"):
+            _check_first_labels(model)
+            # Adapters of peft call `forward` of the model inside them, which runs no hook of it.
+            for each in module.modules():
+                is_adapter = type(each).__module__.startswith("peft.")
+                if is_adapter and any(inner is model for inner in each.modules()):
+                    _check_first_labels(each)
+
+
+def _check_first_labels(model: torch.nn.Module) -> None:
+    def check(_: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        input_ids = given[0] if given else named.get("input_ids")
+        labels = named.get("labels")
+        if input_ids is None or labels is None or torch.compiler.is_compiling():
+            return
+        convention = label_convention(input_ids, labels)
+        if convention == "shifted":
+            raise PlanError(
+                f"{type(model).__name__} shifts labels itself, and the labels of this batch are "
+                "shifted already: it would learn the token after the next one. Set "
+                'labels="same" where the data is made. Or keep shifted labels, call the model '
+                "without them, and compute cross_entropy(logits, labels)."
+            )
+        if convention != "either":  # a batch without labels says nothing
+            handle.remove()
+
+    handle = model.register_forward_pre_hook(check, with_kwargs=True)
 
 
 def input_label_pair(batch: Tensors) -> Tensors:

@@ -19,11 +19,17 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 from penstock.errors import PlanError, ResumeError
 from penstock.integrations.batches import BatchSource, RankSpan, State, StepBatches, unchanged
 from penstock.integrations.hf_datasets import build_dataset, export_texts, is_dataset
-from penstock.integrations.hf_format import Labels, MaskedPacks, hf_tokenizer, row_format
+from penstock.integrations.hf_format import (
+    Labels,
+    MaskedPacks,
+    hf_tokenizer,
+    refuse_second_shift,
+    row_format,
+)
 from penstock.loader.arguments import topology
 from penstock.loader.batch_format import LabelBatch
 from penstock.loader.loader import Loader
-from penstock.loader.packed import check_packed, keep_documents_apart, prepare
+from penstock.loader.packed import keep_documents_apart, needs_one_row, without_cache
 from penstock.loader.rank_positions import RankPositions
 from penstock.order.plan import Plan
 from penstock.ranges import whole_number
@@ -48,11 +54,11 @@ AnyRows = Windows | Documents | Packs | MaskedPacks
 class RowItems(Dataset[LabelBatch]):
     """A map-style dataset of single rows, for evaluation; any trainer may shard it.
 
-    Items of `Windows` and `Packs` have one length. Items of `Documents` need a collator that
-    pads, such as `penstock.integrations.pytorch.pad_collate` or Hugging Face's. Such a collator
-    adds an `attention_mask`, with which packed documents attend to each other. `RowsTrainer`
-    therefore stacks packed items itself; a plain `Trainer` needs
-    `data_collator=transformers.default_data_collator`.
+    Items of `Windows` and `Packs` have one length; `collate` stacks them to a batch. Items of
+    `Documents` need a collator that pads, such as `penstock.integrations.pytorch.pad_collate` or
+    Hugging Face's. Such a collator adds an `attention_mask`, with which packed documents attend to
+    each other. `RowsTrainer` therefore collates packed items itself; a plain `Trainer` needs
+    `data_collator=items.collate`.
     """
 
     def __init__(
@@ -69,12 +75,11 @@ class RowItems(Dataset[LabelBatch]):
             rows: `Windows`, `Packs` or `Documents`, as for `StepLoader`.
             labels: "same", for models that shift labels themselves, or "shifted".
             pad_id: The id in padded places.
-            model: The model of packed rows, to prepare; `RowsTrainer` prepares it itself.
+            model: The model of packed rows, to test; `RowsTrainer` tests it itself.
         """
         shape = row_format(rows, pad_id, labels)
         self.packed = shape.packed
         """Whether items contain several documents, with `position_ids`."""
-        self._unchecked = shape.packed  # checked with the first item: the model may come later
         if shape.packed and model is not None:
             keep_documents_apart(model)
         plan = Plan(shape.rows, shuffle="none")  # all rows: a trainer shards these items itself
@@ -92,11 +97,19 @@ class RowItems(Dataset[LabelBatch]):
         index = index + len(self) if index < 0 else index
         if not 0 <= index < len(self):
             raise IndexError(f"row {index:,} does not exist; there are {len(self):,} rows")
-        if self._unchecked:
-            self._unchecked = False
-            check_packed()
         batch = self._to_batch(self._loader[index])
-        return cast("LabelBatch", {name: values[0] for name, values in batch.items()})
+        item = {name: values[0] for name, values in batch.items()}
+        # Other collators than `collate` make a tensor of `use_cache`, and the model then raises an
+        # error. Without it, documents would attend to each other without one.
+        return cast("LabelBatch", without_cache(item))
+
+    @staticmethod
+    def collate(items: list[LabelBatch]) -> LabelBatch:
+        """Stack items of one length; a collate function for packed items and windows."""
+        tensors = [
+            {name: each for name, each in item.items() if name != "use_cache"} for item in items
+        ]
+        return cast("LabelBatch", without_cache(default_collate(tensors)))
 
 
 class _EpochSampler(Sampler[list[RankSpan]]):
@@ -157,21 +170,20 @@ class StepLoader(DataLoader[LabelBatch]):
         Args:
             rows: `Windows` (`input_ids` and `labels`; if made without `stride=`, they overlap by
                 one token so that every token is a target), `Documents` (also `attention_mask`)
-                or `Packs` (also `position_ids`, and no `attention_mask`).
+                or `Packs` (also `position_ids` and `use_cache=False`, and no `attention_mask`).
             batch_size: Rows of a step on this rank.
             rank: The number of this rank; from `torch.distributed` if it is initialised.
             world_size: The number of ranks; likewise.
             seed: Determines the order.
             pad_id: The id in padded places.
             labels: "same", for models that shift labels themselves, or "shifted".
-            model: The model that packed rows are for. It is prepared as by
-                `keep_documents_apart`; with FlashAttention, the rows of a batch become one row.
+            model: The model that packed rows are for. It is tested as by `keep_documents_apart`;
+                with FlashAttention, the rows of a batch become one row.
             drop_last: Whether to leave out a last step of an epoch that is not full.
             num_workers: Processes that make batches.
             **options: Other arguments of `torch.utils.data.DataLoader`, such as `pin_memory`.
         """
         shape = row_format(rows, pad_id, labels)
-        self._packed = shape.packed
         rank, world_size = topology(rank, world_size)
         if whole_number("batch_size", batch_size) < 1:
             raise PlanError(f"batch_size={batch_size} must be at least 1.")
@@ -182,7 +194,7 @@ class StepLoader(DataLoader[LabelBatch]):
             world_size=world_size,
             to_batch=shape.to_batch,
             format=shape.format,
-            flat=shape.packed and prepare(model),
+            flat=shape.packed and bool(needs_one_row(model)),
             drop_last=drop_last,
         )
         if len(shape.rows) < self.source.global_batch:
@@ -206,8 +218,6 @@ class StepLoader(DataLoader[LabelBatch]):
         return f"StepLoader({self.dataset!r}; at position {self._position:,})"
 
     def __iter__(self) -> Iterator[LabelBatch]:  # type: ignore[override]
-        if self._packed:
-            check_packed()
         steps = self._steps
         # Taken before the sampler resets `skipped`, which it does when it yields its first step.
         start, first = steps.start, steps.skipped
@@ -278,7 +288,7 @@ class RowsTrainer:
     The order depends on `args.data_seed`, or `args.seed`. A stopped run resumes at exactly the
     next step, by the trainer's own count of steps. Do not change batch size times ranks.
 
-    For packed rows, the model is prepared as by `keep_documents_apart`.
+    For packed rows, the model is tested as by `keep_documents_apart`.
     """
 
     # Attributes of `transformers.Trainer`, from which a subclass inherits too.
@@ -313,7 +323,7 @@ class RowsTrainer:
         )
 
     def get_eval_dataloader(self, eval_dataset: object = None) -> DataLoader[LabelBatch]:
-        """Return the Trainer's loader; packed items are stacked without an `attention_mask`."""
+        """Return the Trainer's loader; packed items get no `attention_mask`."""
         found = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(found, str):
             found = self.eval_dataset[found]
@@ -327,23 +337,24 @@ class RowsTrainer:
 
     @contextmanager
     def _stacking(self, dataset: object, batch_size: int) -> Iterator[None]:
-        """For packed rows, prepare the model and use a collator that adds no mask."""
+        """Refuse shifted labels; for packed rows, test the model and add no mask."""
         if isinstance(dataset, AnyRows):
             raise PlanError(
                 f"{dataset!r} holds rows, and the Trainer reads items of a dataset here. Pass "
                 "RowItems(rows) of penstock.integrations.huggingface."
             )
+        refuse_second_shift(self.model)
         if not (isinstance(dataset, RowItems) and dataset.packed):
             yield
             return
-        if prepare(self.model) and batch_size > 1:
+        if needs_one_row(self.model) and batch_size > 1:
             raise PlanError(
                 f"The model uses FlashAttention, which finds packed documents in batches of one "
                 f"row only, and here a batch has {batch_size:,}. Set per_device_eval_batch_size=1 "
                 '(and train on train_rows=), or load the model with attn_implementation="sdpa".'
             )
         # The DataLoader keeps the collator with which it was made, so it is changed back at once.
-        collator, self.data_collator = self.data_collator, default_collate
+        collator, self.data_collator = self.data_collator, dataset.collate
         try:
             yield
         finally:

@@ -234,8 +234,9 @@ class DeviceCopy:
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record(self._stream)
         fields = batch.values() if isinstance(batch, dict) else batch
+        on_gpu = (each for each in fields if isinstance(each, torch.Tensor))
         # Several tensors may be views of one buffer, and `_finish` needs only one of them.
-        distinct = {each.untyped_storage().data_ptr(): each for each in fields}
+        distinct = {each.untyped_storage().data_ptr(): each for each in on_gpu}
         return batch, partial(self._finish, list(distinct.values()), ready)
 
     def _finish(self, tensors: list[torch.Tensor], ready: torch.cuda.Event) -> None:

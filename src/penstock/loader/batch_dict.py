@@ -17,18 +17,22 @@ from torch.utils import _pytree
 _SHOWN_VALUES = 12
 
 
-class BatchDict(dict[str, torch.Tensor]):
-    """A batch of `Loader`: tensors by name."""
+class BatchDict(dict[str, Any]):
+    """A batch of `Loader`: tensors by name, and `use_cache=False` if it is packed for a model."""
 
     def _repr_html_(self) -> str:
         """Return a table of the fields with their first values, for notebooks; all is escaped."""
         heads = "".join(f"<th>{name}</th>" for name in ("field", "shape", "dtype", "first values"))
         lines = []
-        for name, tensor in self.items():
+        tensors = {name: each for name, each in self.items() if isinstance(each, torch.Tensor)}
+        for name, tensor in tensors.items():
             shape = " x ".join(f"{size:,}" for size in tensor.shape)
             cells = name, shape, str(tensor.dtype).removeprefix("torch."), _first_values(tensor)
             lines.append("".join(f"<td>{escape(cell)}</td>" for cell in cells))
-        devices = ", ".join(sorted({str(tensor.device) for tensor in self.values()}))
+        for name in self.keys() - tensors.keys():  # "use_cache", which has no shape
+            cells = name, "", type(self[name]).__name__, str(self[name])
+            lines.append("".join(f"<td>{escape(cell)}</td>" for cell in cells))
+        devices = ", ".join(sorted({str(tensor.device) for tensor in tensors.values()}))
         caption = f"a batch on {escape(devices)}; loader.explain(step) shows text"
         rows = "".join(f"<tr>{line}</tr>" for line in lines)
         return f"<table><caption>{caption}</caption><tr>{heads}</tr>{rows}</table>"
@@ -57,7 +61,7 @@ def _first_values(tensor: torch.Tensor) -> str:
     return " ".join(map(str, values)) + " …" * (flat.numel() > _SHOWN_VALUES)
 
 
-def _leaves(batch: BatchDict) -> tuple[list[torch.Tensor], tuple[str, ...]]:
+def _leaves(batch: BatchDict) -> tuple[list[Any], tuple[str, ...]]:
     return list(batch.values()), tuple(batch)
 
 
@@ -67,7 +71,7 @@ def _leaves_with_keys(
     return [(_pytree.MappingKey(name), tensor) for name, tensor in batch.items()], tuple(batch)
 
 
-def _from_leaves(leaves: Iterable[torch.Tensor], names: tuple[str, ...]) -> BatchDict:
+def _from_leaves(leaves: Iterable[Any], names: tuple[str, ...]) -> BatchDict:
     return BatchDict(zip(names, leaves, strict=True))
 
 

@@ -6,6 +6,7 @@
 
 `format="hf"` returns `input_ids` and `labels` unshifted, as `model(**batch)` expects, because the
 model shifts them. Shifted tensors under these names would be shifted twice without an error.
+Batches with `position_ids` also have `use_cache=False`, which the model takes as an argument.
 
 With "hf" the model never sees the token after the inputs of a row, and the first token of a row is
 not a target. Rows that overlap by one token lose no target.
@@ -19,6 +20,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 import torch
 
 from penstock.errors import PlanError
+from penstock.loader.packed import without_cache
 from penstock.rows.protocol import Rows
 
 IGNORED = -100
@@ -35,6 +37,7 @@ class _RowFields(TypedDict, total=False):
 
     attention_mask: torch.Tensor
     position_ids: torch.Tensor
+    use_cache: bool
     document_ids: torch.Tensor
     cu_seqlens: torch.Tensor
     source: torch.Tensor
@@ -153,7 +156,8 @@ class Shape:
                 )
             return inputs, targets
         names = ("input_ids", "labels") if self.format == "hf" else ("inputs", "targets")
-        return {names[0]: inputs, names[1]: targets, **tensors}
+        batch = {names[0]: inputs, names[1]: targets, **tensors}
+        return without_cache(batch) if self.format == "hf" else batch
 
     def unread_targets(self, sources: Mapping[str, Rows]) -> int:
         """Return how many tokens of windows are no target of any row."""

@@ -23,7 +23,7 @@ from penstock.store.reader import TokenStore
 from penstock.streaming.plan import StreamedPlan
 
 if TYPE_CHECKING:
-    from penstock.tokenize.gpt2 import Decoder
+    from penstock.tokenize.definition import Decoder
 
 _SHOWN_CHARACTERS = 200
 _SHOWN_DOCUMENTS = 5

@@ -20,7 +20,6 @@ from penstock.loader.arguments import LoaderOptions, ShuffleMode, batch_sizes, p
 from penstock.loader.batch import DeviceCopy, Made, Maker, checked_device, made_blocks
 from penstock.loader.batch_dict import shown
 from penstock.loader.batch_format import BatchFormat
-from penstock.loader.packed import check_packed_rows
 from penstock.loader.prefetch import Ahead
 from penstock.loader.rank_positions import RankPositions
 from penstock.loader.read import Assembler
@@ -228,7 +227,6 @@ class Loader(Generic[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches from `position` to the end of the pass; at its end, the next pass."""
-        check_packed_rows(self.shape.format, self.plan.sources.values())
         return self._iterate(self._stop_iterator())
 
     def _stop_iterator(self) -> int:
@@ -248,7 +246,6 @@ class Loader(Generic[Batch]):
 
     def follow(self, made: Iterable[tuple[Batch, int]]) -> Iterator[Batch]:
         """Yield batches that a DataLoader made, given with their fingerprints, from `step` on."""
-        check_packed_rows(self.shape.format, self.plan.sources.values())
         steps = zip(count(self.step), made, strict=False)
         block = (Made(step, self.run.after(step), *each, None) for step, each in steps)
         return self._iterate(self._stop_iterator(), [block])

@@ -177,7 +177,7 @@ def read_stages(
             )
         stages.append(StageArguments(position, weights=weights))
     for stage in stages:
-        _check_names(names, stage.weights or (), f"The stage at position {stage.position:,}")
+        _check_names(names, stage.weights or (), _stage_name(stage))
     return stages
 
 
@@ -186,14 +186,15 @@ def read_weights(
 ) -> list[Stage]:
     """Return the weights of each stage, in the order of `names`."""
     weighted = []
-    for position, asked, temperature, _ in stages:
+    for stage in stages:
+        position, asked, temperature, _ = stage
         if temperature is not None:
             weights = tempered_weights(sizes, temperature)
         else:
             given = asked or {}
             if missing := [name for name in names if name not in given]:
                 raise PlanError(
-                    f"The stage at position {position:,} has no weight for {quoted(missing)}. "
+                    f"{_stage_name(stage)} has no weight for {quoted(missing)}. "
                     f'Write "{missing[0]}": 0 to leave a source out.'
                 )
             weights = [given[name] for name in names]
@@ -241,6 +242,13 @@ def quoted(names: Sequence[str]) -> str:
     """
     listed = ", ".join(f'"{name}"' for name in names[:5])
     return listed + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+
+
+def _stage_name(stage: StageArguments) -> str:
+    """Return what messages call a stage: most plans have weights and no schedule."""
+    if stage.position == 0:
+        return "weights="
+    return f"The stage at position {stage.position:,}"
 
 
 def _check_names(names: Sequence[str], given: Iterable[str], where: str) -> None:

@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING
 from penstock.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from penstock.remote.objects import ObjectInfo as ObjectInfo
     from penstock.remote.objects import Objects as Objects
     from penstock.remote.objects import open_objects as open_objects
 else:
-    __all__, __getattr__, __dir__ = lazy_exports(
-        __name__, {"objects": "ObjectInfo Objects open_objects"}
-    )
+    __all__, __getattr__, __dir__ = lazy_exports(__name__, {"objects": "Objects open_objects"})

@@ -1,11 +1,11 @@
 """Files of remote stores, kept on the local disk.
 
-    ~/.cache/penstock/remote/SHA256                     a file, under the SHA-256 of its contents
+    ~/.cache/penstock/remote/SHA256                     a file, under the XXH3-128 of its contents
     ~/.cache/penstock/remote/.SHA256.PID.RANDOM.tmp     a file that is being downloaded
     ~/.cache/penstock/remote/.locks/ab                  locked while files ab… are downloaded
     ~/.cache/penstock/manifests/                        manifests, and tables of parts
 
-(or in $PENSTOCK_CACHE/remote). A file gets its name after its size and SHA-256 were compared with
+(or in $PENSTOCK_CACHE/remote). A file gets its name after its size and XXH3-128 were compared with
 the manifest. So a name never belongs to an incomplete file, whenever a process is killed. All
 processes of a machine share the files: one downloads, and the others wait for its lock, which the
 kernel releases if the process dies. Before a download, files that were not used for the longest
@@ -14,6 +14,7 @@ directory belongs to the user alone, and no link in it is followed.
 """
 
 import os
+import re
 import shutil
 import stat
 import time
@@ -27,8 +28,7 @@ from filelock import FileLock, Timeout
 from penstock.errors import MissingStoreError, RemoteError, StoreError
 from penstock.paths import NamedFile
 from penstock.remote.objects import Objects
-from penstock.store.files import cache_directory, digest_file, room_for
-from penstock.store.memory import parse_size
+from penstock.store.files import cache_directory, room_for
 
 _POLL_SECONDS = 0.02
 # A file may be removed between its download and its use, if the limit is too small for the files
@@ -42,7 +42,7 @@ class RemoteFile(NamedTuple):
 
     name: str
     size: int
-    sha256: str
+    digest: str
 
 
 class FileCache:
@@ -63,7 +63,7 @@ class FileCache:
 
     def has(self, file: RemoteFile) -> bool:
         """Whether a file is here; if it is, it counts as used now."""
-        path = self.directory / file.sha256
+        path = self.directory / file.digest
         try:
             found = path.lstat()
         except OSError:
@@ -74,21 +74,12 @@ class FileCache:
             os.utime(path, follow_symlinks=False)
         return True
 
-    def open(self, file: RemoteFile, *, is_compared: bool = False) -> NamedFile:
-        """Open a file for reading, after it was downloaded if it is not here.
-
-        Args:
-            file: The file.
-            is_compared: Whether the SHA-256 of a file that was here before is computed.
-        """
-        path = self.directory / file.sha256
+    def open(self, file: RemoteFile) -> NamedFile:
+        """Open a file for reading, after it was downloaded if it is not here."""
+        path = self.directory / file.digest
         for _ in range(_ATTEMPTS):
-            was_here = self.has(file)
-            if not was_here:
+            if not self.has(file):
                 self.fetch(file)
-            elif is_compared and digest_file(path) != file.sha256:
-                self.remove(file)
-                continue
             with suppress(FileNotFoundError):
                 return NamedFile(path, opener=lambda at, flags: os.open(at, flags | _NO_FOLLOW))
         raise RemoteError(
@@ -100,7 +91,7 @@ class FileCache:
     def remove(self, file: RemoteFile) -> None:
         """Remove a file, for example because it is damaged."""
         with suppress(FileNotFoundError):
-            (self.directory / file.sha256).unlink()
+            (self.directory / file.digest).unlink()
 
     def fetch(self, file: RemoteFile, *, wait: bool = True) -> bool:
         """Download a file unless it is here; returns whether it is here.
@@ -123,7 +114,7 @@ class FileCache:
     def _fetch(self, file: RemoteFile, until: float, *, wait: bool) -> bool:
         objects = self.objects
         self._make_directories()
-        with self._locked(file.sha256[:2], until if wait else time.monotonic()) as is_held:
+        with self._locked(file.digest[:2], until if wait else time.monotonic()) as is_held:
             if not is_held:
                 if not wait:
                     return False
@@ -137,18 +128,18 @@ class FileCache:
 
     def _download(self, file: RemoteFile, until: float) -> None:
         """Download a file whose lock is held, and give it its name."""
-        objects, path = self.objects, self.directory / file.sha256
+        objects, path = self.objects, self.directory / file.digest
         temporary = self._reserve(file, until)
         try:
             with room_for(path):
                 for is_last in (False, True):
                     found = objects.download(file.name, temporary, file.size, until=until)
-                    if found == file.sha256:
+                    if found == file.digest:
                         break
                     if is_last:
                         raise RemoteError(
-                            f"{objects.shown(file.name)} was downloaded twice, and its SHA-256 is "
-                            f"{found[:8]}…, but the manifest says {file.sha256[:8]}…. The store is "
+                            f"{objects.shown(file.name)} was downloaded twice, and its XXH3-128 is "
+                            f"{found[:8]}…, but the manifest says {file.digest[:8]}…. The store is "
                             "damaged, or it is being replaced. Check it with penstock verify."
                         )
                 # Locked: a process that counts files at this moment would see neither name, and
@@ -162,7 +153,7 @@ class FileCache:
 
     def _reserve(self, file: RemoteFile, until: float) -> Path:
         """Make room for a file; returns a new file of its size, which counts from now on."""
-        name = f".{file.sha256}.{os.getpid()}.{os.urandom(6).hex()}.tmp"
+        name = f".{file.digest}.{os.getpid()}.{os.urandom(6).hex()}.tmp"
         temporary = self.directory / name
         while True:
             # All processes count and remove files one after the other, so that all of them
@@ -274,10 +265,10 @@ def _limit_of_environment() -> int | None:
     text = os.environ.get("PENSTOCK_CACHE_BYTES", "").strip()
     if not text:
         return None
-    try:
-        return parse_size(text)
-    except StoreError:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", text.upper())
+    if found is None or (found[3] and not found[2]):
         raise StoreError(
             f"The environment variable PENSTOCK_CACHE_BYTES is {text!r}. Set it to the bytes that "
             "files of remote stores may take on this disk, such as 200GB."
-        ) from None
+        )
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2] or " "))

@@ -31,7 +31,7 @@ class MissingFile(NamedTuple):
     @property
     def key(self) -> tuple[Path, str]:
         """The same for equal files, of whatever store."""
-        return self.cache.directory, self.file.sha256
+        return self.cache.directory, self.file.digest
 
 
 class _Job:

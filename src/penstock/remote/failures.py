@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from penstock.digest import derive_key
-from penstock.errors import ConflictError, MissingStoreError, PenstockError, RemoteError
+from penstock.errors import MissingStoreError, PenstockError, RemoteError
 from penstock.sources.remote import without_secrets
 
 _Result = TypeVar("_Result")
@@ -44,7 +44,6 @@ def retried(action: str, name: str, seconds: float, attempt: Callable[[], _Resul
 
     Raises:
         MissingStoreError: there is no such object.
-        ConflictError: a condition of the request is not met.
         RemoteError: the server refuses the request, or no attempt succeeded in time.
     """
     begun, failures, num_wrong = time.monotonic(), 0, 0
@@ -83,11 +82,6 @@ def _raise_final(error: Exception, action: str, name: str) -> None:
         raise MissingStoreError(f"{name} does not exist.") from None
     from obstore import exceptions
 
-    if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
-        raise ConflictError(
-            f"{name} could not be {action}: another process wrote it first. Nothing of it was "
-            "replaced."
-        ) from None
     if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
         raise RemoteError(
             f"{name} could not be {action}: {reason_of(error)}. The credentials are missing, have "

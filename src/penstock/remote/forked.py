@@ -27,7 +27,7 @@ _OPERATIONS = {
     for each in (
         operations.read,
         operations.read_range,
-        operations.head,
+        operations.size,
         operations.list_names,
         operations.download,
         operations.put,

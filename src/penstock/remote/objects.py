@@ -17,7 +17,6 @@ from penstock.errors import RemoteError
 from penstock.remote import operations
 from penstock.remote.clients import check_url
 from penstock.remote.forked import call_outside, must_call_outside
-from penstock.remote.operations import ObjectInfo as ObjectInfo
 from penstock.remote.operations import Place
 
 _SECONDS = 300.0
@@ -66,21 +65,18 @@ class Objects:
 
     def read(self, name: str) -> bytes:
         """Return the contents of a file."""
-        return self.read_version(name)[0]
-
-    def read_version(self, name: str) -> tuple[bytes, ObjectInfo]:
-        """Return the contents of a file, and the version that `put` takes as `if_match`."""
-        data, found = self._call(operations.read, name)
-        return data, ObjectInfo(*found)
+        data: bytes = self._call(operations.read, name)
+        return data
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes `[start, stop)` of a file."""
         data: bytes = self._call(operations.read_range, name, start, stop)
         return data
 
-    def head(self, name: str) -> ObjectInfo:
-        """Return the size and the version of a file."""
-        return ObjectInfo(*self._call(operations.head, name))
+    def size(self, name: str) -> int:
+        """Return the size of a file."""
+        size: int = self._call(operations.size, name)
+        return size
 
     def list(self, prefix: str = "") -> list[tuple[str, int]]:
         """Return names and sizes of all files below the directory `prefix`, sorted.
@@ -92,7 +88,7 @@ class Objects:
         return [(name, size) for name, size in self._call(operations.list_names, prefix)]
 
     def download(self, name: str, path: Path, size: int, *, until: float | None = None) -> str:
-        """Write a file of `size` bytes to `path`; returns its SHA-256, which the caller compares.
+        """Write a file of `size` bytes to `path`; returns its XXH3-128, which the caller compares.
 
         The file is not synced to disk. If the call fails, an incomplete file may be left.
 
@@ -107,30 +103,10 @@ class Objects:
         digest: str = self._call(operations.download, name, str(path.absolute()), size, seconds)
         return digest
 
-    def put(
-        self,
-        name: str,
-        source: bytes | Path,
-        *,
-        if_absent: bool = False,
-        if_match: ObjectInfo | None = None,
-    ) -> ObjectInfo:
-        """Write bytes, or a file of this machine; others see all of it or nothing.
-
-        A condition holds for the write as a whole, also if a request has to be repeated.
-
-        Args:
-            name: The name of the file.
-            source: Its contents.
-            if_absent: Only if there is no such file.
-            if_match: Only if the file has still this version.
-
-        Raises:
-            ConflictError: the condition is not met, because another process wrote the file.
-        """
+    def put(self, name: str, source: bytes | Path) -> None:
+        """Write bytes, or a file of this machine; others see all of it or nothing."""
         self._refuse_to_write(name)
-        found = self._call(operations.put, name, source, if_absent, if_match)
-        return ObjectInfo(*found)
+        self._call(operations.put, name, source)
 
     def delete(self, name: str) -> None:
         """Delete a file, if there is one."""

@@ -4,13 +4,14 @@ A request that fails is repeated by `penstock.remote.failures`, and not by obsto
 repeat an answer that ends early, and has no deadline for several requests together.
 """
 
-import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import xxhash
 
 from penstock.errors import RemoteError
 from penstock.paths import redacted
@@ -27,16 +28,6 @@ _CHUNK_BYTES = 1 << 20
 _MULTIPART_BYTES = 64 << 20
 _MULTIPART_CHUNK = 16 << 20
 _MULTIPART_RETRIES = 10
-# An answer that is read into memory; a manifest has about 500 bytes for each part.
-_MOST_BYTES = 2 << 30
-
-
-class ObjectInfo(NamedTuple):
-    """The size of an object, and which version of it this is."""
-
-    size: int
-    etag: str | None = None
-    version: str | None = None
 
 
 @dataclass(frozen=True)
@@ -61,23 +52,17 @@ class Place:
         return make_client(self.url, self.seconds, retries=_MULTIPART_RETRIES)
 
 
-def read(place: Place, name: str) -> tuple[bytes, ObjectInfo]:
-    """The contents of a file, and their version."""
+def read(place: Place, name: str) -> bytes:
+    """The contents of a file."""
     client = place.client
 
-    def attempt() -> tuple[bytes, ObjectInfo]:
+    def attempt() -> bytes:
         import obstore
 
         result = obstore.get(client, name)
-        found = _info(result.meta)
-        if found.size > _MOST_BYTES:
-            raise RemoteError(
-                f"{place.shown(name)} has {found.size:,} bytes, more than a file that is read "
-                f"into memory may have ({_MOST_BYTES:,})."
-            )
         data = bytes(result.bytes())
-        _check_length(len(data), found.size)
-        return data, found
+        _check_length(len(data), result.meta["size"])
+        return data
 
     return retried("read", place.shown(name), place.seconds, attempt)
 
@@ -96,14 +81,14 @@ def read_range(place: Place, name: str, start: int, stop: int) -> bytes:
     return retried("read", place.shown(name), place.seconds, attempt)
 
 
-def head(place: Place, name: str) -> ObjectInfo:
-    """The size and version of a file."""
+def size(place: Place, name: str) -> int:
+    """The size of a file."""
     client = place.client
 
-    def attempt() -> ObjectInfo:
+    def attempt() -> int:
         import obstore
 
-        return _info(obstore.head(client, name))
+        return int(obstore.head(client, name)["size"])
 
     return retried("examined", place.shown(name), place.seconds, attempt)
 
@@ -122,21 +107,21 @@ def list_names(place: Place, prefix: str) -> list[tuple[str, int]]:
 
 
 def download(place: Place, name: str, path: str, size: int, seconds: float) -> str:
-    """Write a file of `size` bytes to `path` within `seconds`; returns its SHA-256.
+    """Write a file of `size` bytes to `path` within `seconds`; returns its XXH3-128.
 
     An attempt that fails is continued by the next one where it ended. The caller compares the
-    SHA-256: only that shows that all bytes are right.
+    digest: only that shows that all bytes are right.
     """
     # Not truncated: the cache has reserved the space of the file by its size.
     client, flags = place.client, os.O_WRONLY | os.O_CREAT
-    digest = hashlib.sha256()
+    digest = xxhash.xxh3_128()
     done = 0
 
     def attempt() -> str:
         nonlocal done, digest
         if size == 0:
             stream.truncate(0)
-            return digest.hexdigest()
+            return str(digest.hexdigest())
         try:
             for chunk in _chunks(client, name, done, size):
                 stream.write(chunk)
@@ -144,11 +129,11 @@ def download(place: Place, name: str, path: str, size: int, seconds: float) -> s
                 done += len(chunk)
         except _NoRanges:  # the server sends whole files only
             stream.seek(0)
-            done, digest = 0, hashlib.sha256()
+            done, digest = 0, xxhash.xxh3_128()
             raise WrongBytes("the server does not send parts of a file") from None
         _check_length(done, size)
         stream.truncate(size)
-        return digest.hexdigest()
+        return str(digest.hexdigest())
 
     with os.fdopen(open_regular(Path(path), flags), "wb", buffering=0) as stream:
         return retried("downloaded", place.shown(name), seconds, attempt)
@@ -180,54 +165,18 @@ def _chunks(client: "ObjectStore", name: str, start: int, size: int) -> Iterator
         yield chunk
 
 
-def put(
-    place: Place,
-    name: str,
-    source: bytes | Path,
-    if_absent: bool,
-    if_match: tuple[int, str | None, str | None] | None,
-) -> ObjectInfo:
-    """Write a file; returns its version. See `penstock.remote.objects.Objects.put`."""
-    size = source.stat().st_size if isinstance(source, Path) else len(source)
-    mode: Any = "create" if if_absent else "overwrite"
-    if if_match is not None:
-        _, etag, version = if_match  # S3 and Azure compare the ETag, and GCS the version
-        both = {"e_tag": etag, "version": version}
-        mode = {key: value for key, value in both.items() if value is not None}
-    is_conditional = mode != "overwrite"
-    is_split = size > _MULTIPART_BYTES and not is_conditional
+def put(place: Place, name: str, source: bytes | Path) -> None:
+    """Write a file."""
+    num_bytes = source.stat().st_size if isinstance(source, Path) else len(source)
+    is_split = num_bytes > _MULTIPART_BYTES
     client = place.multipart_client if is_split else place.client
-    is_uncertain = False
 
-    def attempt() -> ObjectInfo:
-        nonlocal is_uncertain
+    def attempt() -> None:
         import obstore
-        from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        more: Any = {"use_multipart": is_split, "chunk_size": _MULTIPART_CHUNK}
-        try:
-            done = obstore.put(client, name, source, mode=mode, **more)
-        except (AlreadyExistsError, PreconditionError):
-            if is_uncertain and (found := _written_by_us(client, name, source)) is not None:
-                return found
-            raise
-        except Exception:
-            # The server may have stored the file and then failed to answer. The next attempt would
-            # find it there, and take it for another writer's.
-            is_uncertain = is_conditional
-            raise
-        return ObjectInfo(size, done["e_tag"], done["version"])
+        obstore.put(client, name, source, use_multipart=is_split, chunk_size=_MULTIPART_CHUNK)
 
-    return retried("written", place.shown(name), place.seconds, attempt)
-
-
-def _written_by_us(client: "ObjectStore", name: str, source: bytes | Path) -> ObjectInfo | None:
-    """The version of a file if it has the contents that we sent; None if it has others."""
-    import obstore
-
-    result = obstore.get(client, name)
-    expected = source.read_bytes() if isinstance(source, Path) else source
-    return _info(result.meta) if result.bytes() == expected else None
+    retried("written", place.shown(name), place.seconds, attempt)
 
 
 def delete(place: Place, name: str) -> None:
@@ -243,10 +192,6 @@ def delete(place: Place, name: str) -> None:
             return
 
     retried("deleted", place.shown(name), place.seconds, attempt)
-
-
-def _info(meta: Any) -> ObjectInfo:
-    return ObjectInfo(int(meta["size"]), meta["e_tag"], meta["version"])
 
 
 def _check_length(length: int, expected: int) -> None:

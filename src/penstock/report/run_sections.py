@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from penstock.cli.units import size_text
+from penstock.cli.units import estimate_text, size_text
 from penstock.inspect.steps import StepRow, read_rows
 from penstock.order.plan import Plan
 from penstock.order.shuffle import mode_to_json
@@ -69,7 +69,7 @@ def mixture(subject: Subject) -> Context:
             f"{each.delivered:.2%}",
             f"{each.epochs:,.2f}",
             "-" if each.repeats_from is None else f"step {each.repeats_from:,}",
-            "-" if each.run_tokens is None else f"{each.run_tokens:,}",
+            estimate_text(each.run_tokens, is_exact=each.tokens_exact),
         )
         for each in found.sources
     ]
@@ -120,7 +120,7 @@ def packing(subject: Subject) -> Context:
             f"{each.cut_documents:,}",
             f"{each.cut_tokens:,}",
             f"{each.unread_targets:,}",
-            "-" if each.trained_tokens is None else f"{each.trained_tokens:,}",
+            estimate_text(each.trained_tokens, is_exact=each.tokens_exact),
         )
         for each in subject.forecast.sources
     ]

@@ -1,5 +1,6 @@
 """Token files without a store: `.npy`, and raw ids as nanoGPT writes them."""
 
+import json
 import os
 from functools import cached_property
 from pathlib import Path
@@ -81,6 +82,33 @@ class ArrayFile(LocalTokens):
     def array(self) -> Array:
         """Return the ids, mapped into memory."""
         return self._ids.array()
+
+
+def part_ends(path: Path, num_tokens: int) -> Integers:
+    """Return after how many tokens of an array file each part ends; without a list, it is one part.
+
+    Raises:
+        StoreError: the list is not of this file.
+    """
+    try:
+        parts = json.loads(parts_file(path).read_bytes())
+    except FileNotFoundError:
+        parts = [num_tokens]
+    except ValueError:
+        parts = []  # damaged
+    ends = np.cumsum(np.array(parts, np.int64))
+    if (listed := int(ends[-1]) if len(ends) else 0) != num_tokens:
+        raise StoreError(
+            f"{parts_file(path)} lists {listed:,} tokens, but {path} has {num_tokens:,}: they "
+            "are of different texts. Make both again with `python -m penstock.preprocess`, or "
+            "remove the list, to shuffle the file as one part."
+        )
+    return ends
+
+
+def parts_file(path: Path) -> Path:
+    """Return where `penstock.preprocess` lists how many tokens each part of an array file has."""
+    return path.with_suffix(".parts.json")
 
 
 def _open_raw(path: Path, dtype: str | None) -> MappedArray:

@@ -153,7 +153,7 @@ def _file_sizes(store: TokenStore | None, num_pieces: int, kind: str) -> Integer
     """Return the size of the file of each piece of a member; 0 if it is not checked."""
     if store is None or not store.files.is_checked:
         return np.zeros(num_pieces, np.int64)
-    return store.manifest.file_sizes(kind)
+    return store.manifest.parts.sizes()[kind]
 
 
 def _item_size(store: TokenStore | None, kind: str) -> int:

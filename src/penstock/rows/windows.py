@@ -158,9 +158,9 @@ class Windows(StreamRows):
         # stride=3: rows begin at 0, 3 and 6, and the last one ends with token 9.
         full = (num_tokens - length - 1) // stride + 1 if num_tokens > length else 0
         self._num_full = self.num_readable = full
-        # Rows that begin before each part's end: a division that rounds up.
-        upto = -(-self.stream.ends // stride)
         if not self.stream.sealed:
+            # Rows that begin before each part's end: a division that rounds up.
+            upto = -(-self.stream.ends // stride)
             # The last row that begins in a part must not be the padded or dropped tail.
             final = (upto - 1) * stride + length + 1 <= self.stream.known_tokens
             self.part_rows = np.diff(upto[: int(final.sum())], prepend=0)
@@ -177,7 +177,11 @@ class Windows(StreamRows):
                 f"{num_tokens:,} tokens do not make one row of {length:,} inputs and their targets "
                 f"({length + 1:,} tokens). Use a shorter length, or more text."
             )
-        self.part_rows = np.diff(np.minimum(upto, self.num_readable), prepend=0)
+        self.part_rows = self.begin_between(self.stream.ends)
+
+    def begin_between(self, ends: Integers) -> Integers:
+        """Return how many rows begin in each part, if parts end after these numbers of tokens."""
+        return np.diff(np.minimum(-(-ends // self.stride), self.num_readable), prepend=0)
 
     def over(self, stream: Stream) -> "Windows":
         """Return the same rows over a later snapshot of a store that is being written."""

@@ -1,9 +1,7 @@
 """Decompression of input files.
 
 Every frame or member of a file is read, not only the first. A stream that is cut off or followed
-by other data raises an error with the position, and so does a file that ends before its size. If
-a small file expands to a huge text (a decompression bomb), reading stops with an error as soon as
-the text is longer than a limit.
+by other data raises an error with the position, and so does a file that ends before its size.
 """
 
 import bz2
@@ -16,22 +14,17 @@ import pyarrow as pa
 from penstock.errors import SourceError
 from penstock.sources.files import MAGIC, InputFile, open_file
 
-# A file may always expand to this size: 16 MiB fit into any memory.
-_FREE_BYTES = 16 << 20
-
 
 class Expanded:
     """The decompressed bytes of one file, read in order."""
 
-    def __init__(self, file: InputFile, max_expansion: int) -> None:
+    def __init__(self, file: InputFile) -> None:
         if file.size == 0 and file.compression:
             raise SourceError(
                 f"{file.name} is empty, and a {file.compression} file never is: it was cut off. "
                 "Download or write it again."
             )
         self._file = file
-        self._limit = expansion_limit(file, max_expansion)
-        self._max_expansion = max_expansion
         self._raw = open_file(file)
         self._stream = _decompressor(self._raw, file.compression)
         self._peeked = b""
@@ -59,9 +52,6 @@ class Expanded:
             pieces.append(piece)
             missing -= len(piece)
             self.position += len(piece)
-            # Checked after each piece, so a bomb fills at most one read beyond the limit.
-            if self._file.compression and self.position > self._limit:
-                raise too_expanded(self._file, self._max_expansion)
         # Usually there is one piece, which is returned without a copy.
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -85,8 +75,7 @@ class Expanded:
         file early when they lose their server, and the rest of the documents would be missing.
         """
         size = self._file.size
-        # A pipe has no size, and no position either.
-        if size and not self._file.is_stdin and (place := self._raw.tell()) < size:
+        if size and (place := self._raw.tell()) < size:
             raise SourceError(
                 f"{self._file.name} ended after {place:,} bytes, but it had {size:,} when it was "
                 "listed. It was cut off, or the disk or server that it is on did not deliver all "
@@ -109,30 +98,12 @@ class Expanded:
 
     def take_disk_bytes(self) -> int:
         """How many bytes of the file on disk were read since the last call."""
-        if self._file.is_stdin:  # its size is not known, so its share is not either
-            return 0
         before, self._taken = self._taken, self._raw.tell()
         return self._taken - before
 
     def close(self) -> None:
         """Close the file."""
         self._raw.close()
-
-
-def expansion_limit(file: InputFile, max_expansion: int) -> int:
-    """How many bytes the text of a compressed file or a table may have."""
-    # The larger limit is used: a file of a few bytes may expand 1,000 times without harm.
-    return max(_FREE_BYTES, file.size * max_expansion)
-
-
-def too_expanded(file: InputFile, max_expansion: int) -> SourceError:
-    """The error for a file whose text is longer than `expansion_limit`."""
-    return SourceError(
-        f"{file.name} ({file.size:,} bytes) expands to more than "
-        f"{expansion_limit(file, max_expansion):,} bytes, with max_expansion={max_expansion}. It "
-        "may be a decompression bomb, or very repetitive text. If you trust the file, use a larger "
-        "max_expansion= (--max-expansion) of penstock.build, or decompress it first."
-    )
 
 
 def _decompressor(raw: BinaryIO, compression: str | None) -> Any:

@@ -1,6 +1,5 @@
 """One input file: what is known of it, how it is opened, and whether it changed."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -10,7 +9,6 @@ from penstock.paths import NamedFile, redacted
 from penstock.sources.remote import RemoteStream, file_system, remote_errors
 from penstock.sources.settings import Texts
 
-STDIN = "-"
 BOM = b"\xef\xbb\xbf"
 _FOREIGN_BOMS = {
     b"\xff\xfe\x00\x00": "UTF-32",
@@ -25,7 +23,6 @@ MAGIC = {
     "xz": b"\xfd7zXZ\x00",
 }
 """The first bytes of each kind of compressed file."""
-_COMMANDS = {"bz2": "bzip2"}  # that have another name than the format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +43,6 @@ class InputFile:
     """The documents, if they are in memory and not in a file."""
 
     @property
-    def is_stdin(self) -> bool:
-        """Whether this is standard input, which can be read once and in order."""
-        return self.path == STDIN
-
-    @property
     def remote(self) -> bool:
         """Whether the file is opened through fsspec."""
         return "://" in self.path
@@ -69,15 +61,8 @@ def open_file(file: InputFile) -> BinaryIO:
     """`file` opened for reading; a compressed file is not decompressed.
 
     Raises:
-        SourceError: the file was removed after it was listed, or is standard input that was read.
+        SourceError: the file was removed after it was listed.
     """
-    if file.is_stdin:
-        if sys.stdin is None or sys.stdin.buffer.closed:
-            raise SourceError(
-                "Standard input (-) can be read only once, and it was read already. If an option "
-                "needs the input twice, such as a split of its tail, write the input to a file."
-            )
-        return cast(BinaryIO, sys.stdin.buffer)
     try:
         if file.remote:
             return cast(BinaryIO, RemoteStream(file.name, file.path))
@@ -105,7 +90,7 @@ def refuse_changed(file: InputFile) -> None:
     Raises:
         SourceError: the size, modification time or ETag differ.
     """
-    if file.texts is not None or file.is_stdin:
+    if file.texts is not None:
         return
     try:
         size, stamp = file_state(file.path)
@@ -158,8 +143,6 @@ def byte_order_mark(block: bytes, file: InputFile) -> int:
         # "BZh" can be text, so the mark of the first block must follow.
         if block.startswith(mark) and (name != "bz2" or block[4:10] == b"1AY&SY"):
             advice = "Decompress it first, or give it the suffix of such files."
-            if file.is_stdin:
-                advice = f"Decompress it first: pipe it through {_COMMANDS.get(name, name)} -dc."
             raise SourceError(f"{file.name} begins like a {name} file and not like text. {advice}")
     for mark, name in _FOREIGN_BOMS.items():
         if block.startswith(mark):

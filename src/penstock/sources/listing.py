@@ -13,7 +13,6 @@ import logging
 import os
 import re
 import stat
-import uuid
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from typing import Any
 from penstock.errors import MissingInputError, SourceError
 from penstock.paths import expand_user, nearby_names, redacted
 from penstock.sources.decompress import Expanded
-from penstock.sources.files import BOM, STDIN, InputFile, file_state, open_file
+from penstock.sources.files import BOM, InputFile, file_state, open_file
 from penstock.sources.remote import file_system, without_secrets
 from penstock.sources.settings import ReadSettings, Texts
 from penstock.sources.walk import Skipped, file_mode, find_files, matching, refuse_unlisted
@@ -96,7 +95,7 @@ def list_inputs(
 
 def _log_guesses(files: list[InputFile], reading: ReadSettings) -> None:
     """Log which files are read as text only because their suffix is not known."""
-    guessed = [file.name for file in files if not file.is_stdin and _suffixes(file.name)[0] is None]
+    guessed = [file.name for file in files if _suffixes(file.name)[0] is None]
     if guessed and reading.format == "auto":
         _log.warning(
             "Files whose suffix penstock does not know are read as text: %s of %s (%s).",
@@ -106,26 +105,7 @@ def _log_guesses(files: list[InputFile], reading: ReadSettings) -> None:
         )
 
 
-def _stdin(reading: ReadSettings) -> InputFile:
-    """Standard input as a file of unknown size."""
-    kind = reading.format if reading.format != "auto" else "text"
-    if kind in ("parquet", "arrow"):
-        raise SourceError(
-            f"A {kind} file cannot be read in order, from its beginning to its end, as standard "
-            "input (-) has to be. Name the file."
-        )
-    _log.warning(
-        "Standard input (-) is read as %s. If a build from it is interrupted, it cannot be "
-        "resumed and has to begin again in an empty directory.",
-        kind,
-    )
-    # No two runs have the same stamp, because their inputs cannot be compared.
-    return InputFile(name=STDIN, path=STDIN, size=0, stamp=uuid.uuid4().hex, format=kind)
-
-
 def _expand(pattern: str, reading: ReadSettings, skipped: Skipped) -> list[InputFile]:
-    if pattern == STDIN:
-        return [_stdin(reading)]
     protocol, is_url, rest = pattern.partition("://")
     if is_url and protocol == "file":
         # A path by another name. fsspec would take a link to a directory for a file, and would
@@ -244,7 +224,7 @@ def _is_array(file: InputFile, reading: ReadSettings) -> bool:
     """Whether a .json file is one array; many such files are JSON Lines instead."""
     if not file.size:
         return False
-    with closing(Expanded(file, reading.max_expansion)) as stream:
+    with closing(Expanded(file)) as stream:
         try:
             return stream.read(1 << 16).removeprefix(BOM).lstrip()[:1] == b"["
         except SourceError:  # a damaged file; the error comes when it is read

@@ -16,13 +16,13 @@ _BYTES = 1 << 16
 
 def log_surprises(files: Sequence[InputFile], reading: ReadSettings) -> None:
     """Warn of byte order marks and of Windows line ends; only the first eight files are read."""
-    # Standard input can be read once, and a remote file costs a request.
-    seen = [each for each in files if each.path and not (each.remote or each.is_stdin)][:_FILES]
+    # A remote file costs a request.
+    seen = [each for each in files if each.path and not each.remote][:_FILES]
     for file in seen:
         if file.format in ("parquet", "arrow") or not file.size:
             continue
         try:
-            with closing(Expanded(file, reading.max_expansion)) as stream:
+            with closing(Expanded(file)) as stream:
                 first = stream.read(_BYTES)
         except (SourceError, OSError):  # reported when the file is read
             return
@@ -32,10 +32,10 @@ def log_surprises(files: Sequence[InputFile], reading: ReadSettings) -> None:
                 file.name,
             )
         by_line = file.format == "text" and reading.documents in ("lines", "paragraphs")
-        if by_line and reading.newlines == "keep" and b"\r\n" in first:
+        if by_line and b"\r\n" in first:
             _log.warning(
-                "%s has Windows line ends (CRLF), so documents end with a carriage return. "
-                'newlines="lf" (--newlines lf) of penstock.build makes a store with line feeds.',
+                "%s has Windows line ends (CRLF), so documents end with a carriage return. If you "
+                "want line feeds, convert it first, for example with dos2unix.",
                 file.name,
             )
             return

@@ -2,38 +2,23 @@
 
 Page checksums are verified if the file has them. Only the text column is read.
 
-A row group may have a dictionary of texts, and a few bytes stand for a million references to one
-of them. Arrow expands a batch at once, so a batch must have few rows if the dictionary may hold a
-long text. Its longest text is known only after the dictionary was decompressed, and then Arrow
-decompresses it once more with the rows. pyarrow writes dictionaries of half the text of a row
-group, so that took a tenth of the time of a build. The header of the page says how long the whole
-dictionary is. So rows are read a few at a time, as if each were as long as the dictionary, and
-are joined to blocks. Only if that would take too many batches, the dictionary is read first.
+A row group may have a dictionary of texts, and a few bytes stand for a reference to one of them.
+Arrow expands a batch at once, so a batch has at most 1,024 rows. Batches of a few rows are joined
+to blocks.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from penstock.errors import SourceError
-from penstock.sources.decompress import expansion_limit, too_expanded
 from penstock.sources.document import ArrowArray, compute
-from penstock.sources.files import InputFile, open_file, read_fully
-from penstock.sources.pages import ColumnPages, column_pages, page_claims
+from penstock.sources.files import InputFile, open_file
 from penstock.sources.settings import BLOCK_BYTES, ReadSettings
 
-# Rows of a batch are so few that they fit into this memory even if each of them is the longest
-# text of the dictionary.
-_BATCH_MEMORY = 64 << 20
-# The length of a page has 31 bits.
-_LONGEST_PAGE = 1 << 31
-# Batches for a block of text. A batch takes about 10 microseconds, a block 20 milliseconds.
-_MOST_BATCHES = 128
+_MOST_ROWS = 1_024
 _PLAIN = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
@@ -65,20 +50,10 @@ def parquet_sizes(file: InputFile, reading: ReadSettings) -> list[int]:
     damaged metadata of a column.
     """
     metadata = open_parquet(file, reading.field).metadata
-    sizes = [
+    return [
         max(0, metadata.row_group(group).total_byte_size)
         for group in range(metadata.num_row_groups)
     ]
-    # The file says this itself, so nothing was decompressed yet.
-    limit, claimed = expansion_limit(file, reading.max_expansion), sum(sizes)
-    # The footer may be forged, and pages say how long they are, too. To a larger file the limit
-    # allows a page of any length, and Arrow holds one page at a time.
-    if claimed <= limit < _LONGEST_PAGE:
-        with our_errors(file, "Parquet"), open_file(file) as stream:
-            claimed = page_claims(read_fully(stream, file.size))
-    if claimed > limit:
-        raise too_expanded(file, reading.max_expansion)
-    return sizes
 
 
 def parquet_rows(
@@ -101,7 +76,7 @@ def parquet_rows(
         end = row + groups[number].num_rows
         with our_errors(file, "Parquet"):
             batches = parquet.iter_batches(
-                batch_size=_batch_rows(parquet, file, field, number),
+                batch_size=_batch_rows(groups[number]),
                 row_groups=[number],
                 columns=[field],
                 # The workers of the build use all cores already.
@@ -118,44 +93,10 @@ def parquet_rows(
             )
 
 
-def _batch_rows(parquet: Any, file: InputFile, field: str, number: int) -> int:
-    """How many rows of a row group are read at a time."""
-    group = parquet.metadata.row_group(number)
-    # As many rows as make about one block of text, by the average size of a row.
-    num_rows, num_bytes = int(group.num_rows), int(group.total_byte_size)
-    wanted = min(65_536, BLOCK_BYTES * num_rows // max(1, num_bytes))
-    if wanted < 2:
-        return 1
-    # Arrays of other types are not joined, so they are read in batches that are as large as blocks.
-    if _text_type(parquet.schema_arrow, field) in _PLAIN and not file.remote:
-        dictionary = _dictionary_bytes(parquet, file, field, number)
-        fitting = _BATCH_MEMORY // max(1, dictionary)
-        if fitting * _MOST_BATCHES >= wanted:
-            return min(wanted, fitting)
-    return max(1, min(wanted, _BATCH_MEMORY // max(1, _longest_entry(file, field, number))))
-
-
-def _dictionary_bytes(parquet: Any, file: InputFile, field: str, number: int) -> int:
-    """The length of the dictionary of a row group, which is at least that of each text in it.
-
-    A dictionary whose length is not known counts as too long for `_BATCH_MEMORY`.
-    """
-    try:
-        with open_file(file) as stream:
-            names = tuple(_path(parquet.schema_arrow, field))
-            pages = _known_pages(file.path, file.size, file.stamp, names)
-            return pages[number].longest_dictionary(stream)
-    except (pa.ArrowInvalid, IndexError):
-        return _BATCH_MEMORY + 1
-
-
-@lru_cache(maxsize=8)
-def _known_pages(
-    path: str, size: int, stamp: str, names: tuple[str, ...]
-) -> tuple[ColumnPages, ...]:
-    """The pages of a column in each row group; the footer is parsed once for all slices."""
-    with Path(path).open("rb") as stream:
-        return column_pages(stream, size, names)
+def _batch_rows(group: Any) -> int:
+    """How many rows of a row group are read at a time: at most about one block of text."""
+    average = max(1, group.total_byte_size // max(1, group.num_rows))
+    return int(max(1, min(_MOST_ROWS, BLOCK_BYTES // average)))
 
 
 def _blocks(batches: Iterator[Any]) -> Iterator[Any]:
@@ -174,25 +115,6 @@ def _blocks(batches: Iterator[Any]) -> Iterator[Any]:
         size += batch.nbytes
     if held:
         yield held[0] if len(held) == 1 else pa.concat_batches(held)
-
-
-def _longest_entry(file: InputFile, field: str, group: int) -> int:
-    """The length of the longest text in the dictionary of a row group; 0 if it has none.
-
-    Read as a dictionary, the first row comes with all entries. The other rows are not read so,
-    because Arrow would make a dictionary of texts that have none, in ten times the time.
-    """
-    parquet = open_parquet(file, field, read_dictionary=[field], pre_buffer=False)
-    with our_errors(file, "Parquet"):
-        batches = parquet.iter_batches(
-            batch_size=1, row_groups=[group], columns=[field], use_threads=False
-        )
-        # A damaged group may have no row; the caller reports that.
-        columns = [text_column(batch, field, is_decoded=False) for batch in islice(batches, 1)]
-    entries = [each.dictionary for each in columns if isinstance(each.type, pa.DictionaryType)]
-    # A copy of the entries, as `_text_lengths` makes it, took as long as reading them.
-    lengths = [compute().max(compute().binary_length(each)).as_py() for each in entries]
-    return max((length or 0 for length in lengths), default=0)
 
 
 def refuse_no_text(schema: Any, file: InputFile, field: str) -> None:
@@ -235,13 +157,13 @@ def _path(schema: Any, field: str) -> list[str]:
     return [field] if field in schema.names else field.split(".")
 
 
-def text_column(batch: Any, field: str, *, is_decoded: bool = True) -> ArrowArray:
+def text_column(batch: Any, field: str) -> ArrowArray:
     """The column `field` of a batch of rows; the indices of a dictionary are checked."""
     names = _path(batch.schema, field)
     column = batch.column(names[0])
     for name in names[1:]:
         column = compute().struct_field(column, name)
     # Decoding an index outside the dictionary would crash the process.
-    if is_decoded and isinstance(column.type, pa.DictionaryType):
+    if isinstance(column.type, pa.DictionaryType):
         column.validate(full=True)
     return column

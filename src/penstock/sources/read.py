@@ -18,7 +18,7 @@ from penstock.sources import document
 from penstock.sources.arrays import as_lines
 from penstock.sources.delimited import read_fields
 from penstock.sources.digests import SpanDigests
-from penstock.sources.document import Batch, Edges, Reject, SeparatedTexts, Tally, binary_array
+from penstock.sources.document import Batch, Edges, SeparatedTexts, Tally, binary_array
 from penstock.sources.files import (
     InputFile,
     byte_order_mark,
@@ -31,7 +31,7 @@ from penstock.sources.settings import BLOCK_BYTES, ReadSettings
 from penstock.sources.slices import InputSpan, Slice, damaged, record_splitter
 from penstock.sources.splitters import Spans, Splitter
 from penstock.sources.tables import read_rows
-from penstock.sources.validate import too_long, validate
+from penstock.sources.validate import validate
 from penstock.sources.whole import IsCutSafe, block_borders, divided, rule_of
 
 _LOOK_BYTES = 1 << 16
@@ -105,10 +105,8 @@ class _SpanReader:
         if is_auto and span.documents is None:
             data, rule = self._find_rule()
         size = span.stop - span.start
-        # A whole document above the limit is rejected by `_records`, without reading all of it.
-        is_rejected = span.begins and span.ends and size > self.reading.max_document_bytes
         is_cut = is_auto or span.documents is not None
-        if rule == "file" and is_cut and size and not is_rejected:
+        if rule == "file" and is_cut and size:
             batches = self._whole(data, is_cut_safe)
         else:
             batches = self._records(rule)
@@ -243,15 +241,7 @@ class _SpanReader:
             else:
                 # No border in `size` bytes. The length of the record is found first, and then
                 # exactly the record is read, so that no more than the record is in memory.
-                length = self._record_bytes(splitter, place, size)
-                while 2 * size < length:
-                    size *= 2
-                if size > self.reading.max_document_bytes + BLOCK_BYTES:
-                    why = too_long(length, self.reading)
-                    reject = Reject(self.span.file, place, length, *why)
-                    yield _empty(Tally(rejected=1, rejected_bytes=length), reject)
-                    place, length = place + length, BLOCK_BYTES
-                size = length
+                size = self._record_bytes(splitter, place, size)
 
     def _whole_records(self, splitter: Splitter, place: int, size: int) -> int:
         """How many of the next `size` bytes form whole records; searches the last 64 KiB of them.
@@ -266,7 +256,7 @@ class _SpanReader:
         return size - tail + border if border else size
 
     def _record_bytes(self, splitter: Splitter, place: int, seen: int) -> int:
-        """The length of a record above the limit, including its separator."""
+        """The length of a long record, including its separator."""
         # Blocks are searched and not kept, so memory stays small however long the record is.
         end = place + seen
         while end < self.span.stop:
@@ -306,14 +296,11 @@ class _SpanReader:
         """The documents of a block of text; not copied if no part of it has to be left out."""
         file, reading = self.span.file, self.reading
         places = (spans.starts + place).astype(np.uint64)
-        is_plain = reading.newlines == "keep" or b"\r\n" not in body
-        if not is_plain:
-            spans = _without_returns(body, spans)
         lengths = spans.stops - spans.starts
         # Documents are used in place only if the whole block can be given to the tokenizer as it
-        # is: a constant separator, no blank pieces with bytes in them, no long documents, UTF-8.
-        fits = int(lengths.max(initial=0)) <= reading.max_document_bytes and not spans.skipped_bytes
-        if splitter.separator and fits and is_plain and document.is_utf8(binary_array([body])):
+        # is: a constant separator, no blank pieces with bytes in them, UTF-8.
+        is_whole = not spans.skipped_bytes and document.is_utf8(binary_array([body]))
+        if splitter.separator and is_whole:
             texts = SeparatedTexts(body, splitter.separator, spans.starts, spans.stops)
             size = int(lengths.sum())
             tally = Tally(documents=len(places), document_bytes=size, text_bytes=size)
@@ -322,14 +309,7 @@ class _SpanReader:
         return validate(texts, file=file, places=places, reading=reading)
 
 
-def _without_returns(data: bytes, spans: Spans) -> Spans:
-    r"""The spans without a `\r` at their end, if the separator begins with `\n`."""
-    text = np.frombuffer(data + b" ", np.uint8)  # a span may end with the data
-    ends = (text[spans.stops] == ord("\n")) & (text[spans.stops - 1] == ord("\r"))
-    return replace(spans, stops=spans.stops - ends)
-
-
-def _empty(tally: Tally, *rejects: Reject) -> Batch:
-    """A batch without documents, which carries only counts and rejects."""
+def _empty(tally: Tally) -> Batch:
+    """A batch without documents, which carries only counts."""
     none = np.zeros(0, np.uint64)
-    return Batch(binary_array([]), none, none, tally, list(rejects))
+    return Batch(binary_array([]), none, none, tally, [])

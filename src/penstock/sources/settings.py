@@ -49,13 +49,6 @@ class ReadSettings:
     errors: Literal["strict", "replace"] = "strict"
     """What happens to invalid UTF-8: "strict" rejects the document, "replace" replaces the
     invalid bytes by U+FFFD."""
-    newlines: Literal["keep", "lf"] = "keep"
-    r"""Windows line ends: "keep" leaves `\r\n` in the text, "lf" replaces it by `\n`."""
-    max_document_bytes: int = 1 << 30
-    """Longer documents are rejected."""
-    max_expansion: int = 200
-    """A compressed file is refused if its text is more than this many times as long as the file,
-    and longer than 16 MiB."""
 
     def __post_init__(self) -> None:
         if self.format not in get_args(Format):
@@ -63,8 +56,6 @@ class ReadSettings:
             raise SourceError(f"format={self.format!r} is not known. Choose one of {known}.")
         if self.errors not in ("strict", "replace"):
             raise SourceError(f'errors={self.errors!r} is not "strict" or "replace".')
-        if self.newlines not in ("keep", "lf"):
-            raise SourceError(f'newlines={self.newlines!r} is not "keep" or "lf".')
         if self.documents in ("", "sep:"):
             raise SourceError(
                 f'documents="{self.documents}" separates nothing. Use "auto", "lines", '
@@ -92,19 +83,11 @@ class ReadSettings:
             )
         if not self.field or not all(self.field.split(".")):
             raise SourceError(f"field={self.field!r} contains an empty name.")
-        if self.max_document_bytes < 1 or self.max_expansion < 1:
-            raise SourceError(
-                f"max_document_bytes={self.max_document_bytes} and "
-                f"max_expansion={self.max_expansion} must be at least 1."
-            )
 
     def describe(self) -> dict[str, Any]:
         """These settings as plain JSON, for the manifest."""
         described = asdict(self)
         separators = described.pop("separators")
-        # Left out as long as it has its default, so that stores of earlier versions are found.
-        if self.newlines == "keep":
-            del described["newlines"]
         # Recorded without "sep:" as long as that is clear: stores of earlier versions are found.
         plain = self.documents.removeprefix("sep:")
         if plain not in _NAMED and not plain.startswith("sep:"):

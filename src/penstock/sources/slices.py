@@ -94,16 +94,9 @@ def cut(
             such a document is an error.
         border: The offset at which an input of one document is divided into two documents.
     """
-    if reading.newlines == "lf" and is_cut_safe is not None:
-        is_cut_safe = partial(_is_safe_with_lf, is_cut_safe)
     cutter = _Cutter(files, reading, slice_bytes, is_cut_safe, border)
     spans = (each for group in cutter.groups() for each in cutter.cut_group(group))
     return (Slice(index, tuple(each)) for index, each in enumerate(spans))
-
-
-def _is_safe_with_lf(is_cut_safe: IsCutSafe, left: str, right: str) -> bool:
-    # The tokenizer will see the text with other line ends.
-    return is_cut_safe(left.replace("\r\n", "\n"), right.replace("\r\n", "\n"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +135,7 @@ class _Cutter:
             file = self.files[number]
             # Plain files were grouped by their size. The size of others is known only when they
             # are read, so a group of them may give several slices.
-            ranged = not _is_stream(file) and file.format in ("text", "jsonl")
+            ranged = file.compression is None and file.format in ("text", "jsonl")
             for span, num_bytes in self._cut_file(file, number):
                 held.append(span)
                 size += num_bytes
@@ -175,16 +168,16 @@ class _Cutter:
         """The spans of a file of text; those of a file that is read in order carry their text."""
         reading = self.reading
         if file.format in IN_ORDER:
-            stream = Expanded(file, reading.max_expansion)
+            stream = Expanded(file)
             yield from self._cut_stream(stream, number, record_splitter(file.format), None)
             return
         # Rounded, so that a file a little above one slice is not cut into a full and a tiny one.
         num_slices = max(1, round(file.size / self.slice_bytes))
         is_auto = reading.documents == "auto" and file.format == "text"
-        if is_auto and num_slices == 1 and self.border is None and not _is_stream(file):
+        if is_auto and num_slices == 1 and self.border is None and file.compression is None:
             yield InputSpan(number, 0, file.size, file.size)  # the reader finds the rule
             return
-        opened = Expanded(file, reading.max_expansion) if _is_stream(file) else None
+        opened = Expanded(file) if file.compression is not None else None
         rule, found = "lines" if file.format == "jsonl" else reading.documents, None
         if is_auto and opened is not None:
             # Peeked, because a stream cannot be read from its beginning again.
@@ -193,16 +186,14 @@ class _Cutter:
             rule = found = whole.file_rule(file, reading)
         splitter = splitter_for(rule)
         # A document is stored in pieces if "auto" found that the file is one document, or if a
-        # split divides it anyway. But if `max_document_bytes` is less than a slice, the document is
-        # read as a whole, and rejected if it is too long.
-        is_limited = reading.max_document_bytes < self.slice_bytes
-        if rule == "file" and not is_limited and (found or self.border is not None):
+        # split divides it anyway.
+        if rule == "file" and (found or self.border is not None):
             yield from self._cut_document(file, number, opened, rule)
         elif opened is not None:
             yield from self._cut_stream(opened, number, splitter, found)
         # To find a separator that may overlap itself, the file must be read from its beginning.
         elif num_slices > 1 and not splitter.cuts_anywhere and splitter.separator:
-            stream = Expanded(file, reading.max_expansion)
+            stream = Expanded(file)
             yield from self._cut_stream(stream, number, splitter, found)
         else:
             is_whole = num_slices == 1 or (found or reading.documents) == "file"
@@ -227,7 +218,6 @@ class _Cutter:
         self, stream: Expanded, number: int, splitter: Splitter, rule: str | None
     ) -> Iterator[InputSpan]:
         """Spans with their text, from a file that can only be read in order."""
-        limit = self.reading.max_document_bytes + self.slice_bytes
         file, held, start = self.files[number], b"", 0
         try:
             head = _head(splitter, stream, file)
@@ -236,8 +226,7 @@ class _Cutter:
                 column = find_column(stream.peek(MAX_HEADER), file, self.reading.field)
             while True:
                 # Reads as much again as is held, so that a long record is searched log(n) times.
-                # Above the limit the record will be rejected, so reads do not grow further.
-                more = stream.read(max(self.slice_bytes, min(len(held), limit)))
+                more = stream.read(max(self.slice_bytes, len(held)))
                 held += more
                 # A span holds whole records. The text after the last border begins the next span.
                 border = splitter.last_border(held[head:]) if more else len(held)
@@ -245,7 +234,7 @@ class _Cutter:
                     border, head = border + head, 0
                 if not (more or splitter.is_end(held)):
                     raise damaged(file, start + len(held), "it was cut off; no ] closes the array")
-                if splitter.in_order and len(held) - border > max(limit, _MAX_RECORD):
+                if splitter.in_order and len(held) - border > _MAX_RECORD:
                     raise damaged(file, start + border, "a record of more than 1 GiB begins here")
                 if border:
                     stop, on_disk = start + border, stream.take_disk_bytes()
@@ -256,11 +245,6 @@ class _Cutter:
                     return
         finally:
             stream.close()
-
-
-def _is_stream(file: InputFile) -> bool:
-    """Whether a file can only be read from its beginning on, whatever its format."""
-    return file.compression is not None or file.is_stdin
 
 
 IN_ORDER = ("csv", "tsv", "json")

@@ -3,11 +3,7 @@
 `penstock.sources.parquet` reads row groups of Parquet files. A dataset saved by
 `datasets.save_to_disk` is a directory of Arrow streams; Arrow maps them into memory without the
 `datasets` package. In both cases only the text column is read, and extension types are refused
-before anything is decoded.
-
-A table of a few hundred bytes may stand for terabytes: one long text in a dictionary, and a run of
-a million references to it. So sizes are checked against `max_expansion` before text is expanded,
-and text is expanded in blocks.
+before anything is decoded. Text of a dictionary is expanded in blocks.
 """
 
 from collections.abc import Iterator
@@ -19,8 +15,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from penstock.errors import SourceError
-from penstock.sources.claims import arrow_claims
-from penstock.sources.decompress import expansion_limit, too_expanded
 from penstock.sources.document import ArrowArray, Batch, binary_array, byte_lengths, null_rows
 from penstock.sources.files import InputFile, open_file
 from penstock.sources.parquet import (
@@ -62,27 +56,17 @@ def read_rows(
         rows = _text_rows(file.texts, start, stop)
     else:
         read = parquet_rows if file.format == "parquet" else _arrow_rows
-        rows = _expanded(read(file, start, stop, reading.field), file, reading.max_expansion)
+        rows = _expanded(read(file, start, stop, reading.field))
     keep_blank = file.texts is not None and file.texts.keep_blank
     for first, column in rows:
         places = np.arange(first, first + len(column), dtype=np.uint64)
         yield validate(column, file=number, places=places, reading=reading, keep_blank=keep_blank)
 
 
-def _expanded(
-    rows: Iterator[tuple[int, ArrowArray]], file: InputFile, max_expansion: int
-) -> Iterator[tuple[int, ArrowArray]]:
-    """The columns of `rows` as large_binary arrays, in blocks of about 4 MiB.
-
-    Raises:
-        SourceError: the text is longer than `max_expansion` allows; it was not expanded yet.
-    """
-    limit, done = expansion_limit(file, max_expansion), 0
+def _expanded(rows: Iterator[tuple[int, ArrowArray]]) -> Iterator[tuple[int, ArrowArray]]:
+    """The columns of `rows` as large_binary arrays, in blocks of about 4 MiB."""
     for first, column in rows:
         ends = np.cumsum(_text_lengths(column))
-        done += int(ends[-1]) if len(ends) else 0
-        if done > limit:
-            raise too_expanded(file, max_expansion)
         start = 0
         while start < len(column):
             # Up to the first row at which the block is full, and at least one row.
@@ -153,10 +137,6 @@ def _arrow_column(batch: Any, file: InputFile, field: str) -> ArrowArray:
 
 
 def _arrow_sizes(file: InputFile, reading: ReadSettings) -> list[int]:
-    with our_errors(file, "an Arrow stream"):
-        # Arrow allocates what a compressed buffer claims before it decompresses the buffer.
-        if arrow_claims(_arrow_source(file)) > expansion_limit(file, reading.max_expansion):
-            raise too_expanded(file, reading.max_expansion)
     field = reading.field
     return [_arrow_column(batch, file, field).nbytes for batch in _arrow_batches(file)]
 

@@ -1,6 +1,6 @@
 """Validation of records from any kind of file.
 
-Nulls, invalid UTF-8 and texts above the length limit are rejected with a reason. Empty and
+Nulls and invalid UTF-8 are rejected with a reason. Empty and
 blank texts are skipped and counted. The usual batch has none of these and is checked at memory
 speed.
 """
@@ -52,12 +52,6 @@ def validate(
     if not document.is_utf8(texts):
         texts, bad = _decoded(texts, reading, tally)
         reasons |= bad
-    if reading.newlines == "lf":
-        texts = document.compute().replace_substring(texts, "\r\n", "\n")
-    # After the replacement of invalid bytes, because U+FFFD is longer than the byte it replaces.
-    lengths = document.byte_lengths(texts)
-    for row in np.flatnonzero(lengths > reading.max_document_bytes):
-        reasons.setdefault(int(row), too_long(int(lengths[row]), reading))
     keep = np.ones(len(texts), bool)
     keep[list(reasons)] = False
     texts = _plain(texts, keep)
@@ -85,12 +79,6 @@ def validate(
     ]
     files = np.full(len(texts), file, np.uint64)
     return Batch(texts, files, places[documents].astype(np.uint64), tally, rejects)
-
-
-def too_long(num_bytes: int, reading: ReadSettings) -> Reason:
-    """The reason for rejecting a document of `num_bytes`, which is longer than the limit."""
-    limit = reading.max_document_bytes
-    return "too_long", f"{num_bytes:,} bytes are more than max_document_bytes={limit:,}"
 
 
 def _decoded(

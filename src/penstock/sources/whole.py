@@ -174,7 +174,7 @@ def divided(batch: Batch, is_cut_safe: IsCutSafe) -> Iterator[Batch]:
 
 def file_rule(file: InputFile, reading: ReadSettings) -> str:
     """The rule that "auto" finds for a text file; reads at most its first 64 MB."""
-    stream = Expanded(file, reading.max_expansion)
+    stream = Expanded(file)
     try:
         return rule_of(iter(lambda: stream.read(BLOCK_BYTES), b""), reading.separators)
     finally:

@@ -2,8 +2,8 @@
 
 A build takes documents and a tokenizer, and writes a directory of `.npy` files with one manifest.
 The bytes of a store depend on its inputs and settings alone. A build that is killed at any moment
-can be resumed. `verify` finds any later damage, and `repair` repairs it. docs/store-format.md is
-the specification.
+can be resumed. `verify` finds any later damage, and the same build makes missing files again.
+docs/store-format.md is the specification.
 """
 
 from typing import TYPE_CHECKING
@@ -17,16 +17,12 @@ if TYPE_CHECKING:
     from penstock.store.manifest import Manifest as Manifest
     from penstock.store.manifest import PartRecord as PartRecord
     from penstock.store.manifest import read_manifest as read_manifest
-    from penstock.store.merge import merge as merge
     from penstock.store.reader import Origin as Origin
     from penstock.store.reader import TokenStore as TokenStore
-    from penstock.store.repair import repair as repair
     from penstock.store.sides import open_sides as open_sides
     from penstock.store.summary import Lengths as Lengths
     from penstock.store.summary import Summary as Summary
     from penstock.store.summary import summarize as summarize
-    from penstock.store.tasks import build_task as build_task
-    from penstock.store.tasks import commit_tasks as commit_tasks
     from penstock.store.verify import verify as verify
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
@@ -36,12 +32,9 @@ else:
             "copy": "copy",
             "job": "BuildProgress",
             "manifest": "Manifest PartRecord read_manifest",
-            "merge": "merge",
             "reader": "Origin TokenStore",
-            "repair": "repair",
             "sides": "open_sides",
             "summary": "Lengths Summary summarize",
-            "tasks": "build_task commit_tasks",
             "verify": "verify",
         },
     )

@@ -3,8 +3,8 @@
     part-00007.tokens.npy   │ block 0 │ block 1 │ … │ last block, shorter │
     part-00007.checks.npy     CRC-32    CRC-32        CRC-32              then those of the bounds …
 
-A block is 64 KiB of a file, counted from its first byte. The manifest has the SHA-256 of each file
-of checksums, so a file that belongs to another part or store does not pass for this one.
+A block is 64 KiB of a file, counted from its first byte. The table of parts has the digest of each
+file of checksums, so a file that belongs to another part or store does not pass for this one.
 
 `isal` computes a CRC-32, and `zlib` where `isal` is not available, with the same result. Both
 release the GIL for each call. If another thread runs Python code, every call may then wait 5 ms

@@ -26,7 +26,6 @@ from penstock.store.existing import (
     discard,
     earlier_build,
     killed_at_the_end,
-    refuse_stdin,
 )
 from penstock.store.files import (
     make_directory,
@@ -34,7 +33,7 @@ from penstock.store.files import (
     room_for,
 )
 from penstock.store.inputs import read_stamps, remember_stamps
-from penstock.store.job import BuildSettings, EngineName, Inputs, Job, Report, WorkersName, prepare
+from penstock.store.job import BuildSettings, Inputs, Job, Report, WorkersName, prepare
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
 from penstock.store.manifest import read_manifest
@@ -46,6 +45,7 @@ from penstock.store.refusals import (
     refuse_lost_bytes,
     refuse_nothing,
 )
+from penstock.store.remake import damaged_files, remake
 from penstock.store.resume import target_of
 from penstock.store.workers import Workers
 from penstock.tokenize.tokenizer import SpecialTokens
@@ -60,7 +60,6 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     documents: str = "auto",
     field: str = "text",
     errors: Literal["strict", "replace"] = "strict",
-    newlines: Literal["keep", "lf"] = "keep",
     eos: bool | str = True,
     bos: bool | str = False,
     special_tokens: SpecialTokens = "text",
@@ -69,19 +68,15 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     split: str | None = None,
     append: bool = False,
     overwrite: bool = False,
-    read_back: bool = False,
     max_bad: float = 0.001,
-    max_document_bytes: int = 1 << 30,
-    max_expansion: int = 200,
-    engine: EngineName = "auto",
     threads: int | None = None,
     workers: WorkersName | str = "auto",
-    memory: int | str | None = None,
     progress: Report | bool | None = None,
 ) -> TokenStore:
     """Tokenize `inputs` into a store in the directory `store`, and open it.
 
-    The same call resumes a build that was killed, and returns at once if the store is finished.
+    The same call resumes a build that was killed, and returns at once if the store is finished. If
+    files of a finished store are missing or cut off, it makes these again.
     With `split` it writes two stores, `store/train` and `store/val`, and opens the first.
 
     Args:
@@ -102,10 +97,9 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
             JSON line or a row of a table is always a document. A separator of letters and digits
             needs "sep:".
         field: The JSON field or table column that holds the text; `a.b` is the field `b` inside
-            `a`.
+            `a`. With `chat`, a column of prompts and one of completions: "question,answer".
         errors: "strict" rejects documents that are not UTF-8, "replace" puts U+FFFD where bytes
             are invalid.
-        newlines: "lf" turns Windows line ends (CRLF) into line feeds, "keep" leaves them.
         eos: Whether a document ends with the tokenizer's end token, or the name of the token.
         bos: Whether a document begins with the tokenizer's start token, or the name of the token.
             A token that is there already is not added a second time.
@@ -126,14 +120,8 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         overwrite: Replace the store, or the unfinished build, that is in the directory. The old
             store stays until the new one is complete, so there must be room for both. A directory
             that holds other files too is refused.
-        read_back: Whether each part is read back from the disk and compared, before the build
-            counts it as finished. This finds a faulty disk at once; the build takes longer.
         max_bad: How many rejected records to allow. Between 0 and 1: a share of all records, but
             ten if there are at least 1,000 records. Otherwise: a number of records.
-        max_document_bytes: Longer documents are rejected. If this is more than a slice (64 MB), a
-            file that "auto" keeps whole is never too long, because it is stored in pieces.
-        max_expansion: Compressed files that expand more than this many times are refused.
-        engine: The program that tokenizes. The token ids do not depend on it.
         threads: How many slices are tokenized at once; by default one per core. Changes speed and
             memory only.
         workers: Who tokenizes: "threads" of this process, or "processes" that have two threads
@@ -142,9 +130,6 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
             finds or starts. "ray://HOST:PORT" connects to a cluster with Ray Client. All nodes
             need penstock, and the inputs and the store at the same paths. The bytes of the store
             are the same.
-        memory: The most memory to use, in bytes or as "8GB": fewer slices are tokenized at once.
-            A slice needs 0.2 GB, and each process 0.3 GB besides. On a Ray cluster, the memory of
-            all nodes together.
         progress: True shows a progress bar on stderr, as the command does; without a terminal, a
             line every ten seconds. A function is called about ten times a second with a
             `BuildProgress`, from the calling thread. In its last call, just before the store is
@@ -153,7 +138,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
 
     Raises:
         SourceError: an input cannot be read as asked, or too many records were rejected.
-        TokenizerError: the tokenizer cannot be loaded, or its two engines disagree.
+        TokenizerError: the tokenizer cannot be loaded, or its two libraries disagree.
         StoreError: the directory holds other files, or a store that was built differently.
         DiskFullError: the disk is full; make room and run the same call again.
 
@@ -202,8 +187,8 @@ def _build(
         # The new store takes the place of the old one when this block ends without an error.
         made = bars.enter_context(replacement(job)) if overwrite else job
         begun = begin(made)
-        if remote is not None:
-            remote.settle()
+        if begun is None and remote is not None:
+            remote.end()  # of a build that was killed after it was complete
         if begun is not None:
             report: Report | None = None if isinstance(progress, bool) else progress
             if progress is True:
@@ -217,7 +202,7 @@ def _build(
 
 
 def begin(job: Job, *, live: bool = False) -> Job | None:
-    """The job that `execute` has to run; None if the store is finished already.
+    """The job that `execute` has to run; None if the store is finished already and whole.
 
     The caller holds the store's lock.
 
@@ -225,7 +210,6 @@ def begin(job: Job, *, live: bool = False) -> Job | None:
         job: The build.
         live: Whether its parts are read while others are built; see `Job`.
     """
-    refuse_stdin(job)
     if killed_at_the_end(job):
         return None
     if Journal(job.directory).failed(job.stamped):
@@ -234,24 +218,30 @@ def begin(job: Job, *, live: bool = False) -> Job | None:
     job = replace(job, split=parse_split(job.settings.split, job.files, job.reading))
     accept_touched(job)
     earlier = earlier_build(job)
-    # `earlier_build` raises if the finished store is another one.
-    if earlier is not None and not job.settings.append:
-        return None
-    return replace(
+    manifest, number = earlier or (None, 0)
+    before = manifest.builds[:number] if manifest else []
+    job = replace(
         job,
         # Numbers continue where the earlier builds ended: origins and parts that exist stay valid.
-        first_build=len(earlier.builds) if earlier else 0,
-        first_file=len(earlier.inputs) if earlier else 0,
-        first_part=sum(done["slices"] for done in earlier.builds) if earlier else 0,
+        first_build=number,
+        first_file=sum(len(done["inputs"]) for done in before),
+        first_part=sum(done["slices"] for done in before),
         live=live,
     )
+    # `earlier_build` raises if the finished store is another one.
+    if manifest is not None and not job.settings.append:
+        return None if live or not (files := damaged_files(job)) else replace(job, damaged=files)
+    return job
 
 
 def execute(job: Job, progress: Report | None = None) -> None:
     """Begin or resume the journal, make all parts and write the manifest.
 
-    The caller holds the store's lock.
+    Of a finished store, only damaged files are made again. The caller holds the store's lock.
     """
+    if job.damaged:
+        remake(job, job.damaged, progress)
+        return
     journal, target = Journal(job.directory), target_of(job)
     begun = journal.begin(job.stamped, job.first_build)
     clean_up(job)

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BufferedReader, RawIOBase
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from penstock.chat.chat import Chat, TurnReport
-from penstock.chat.messages import ChatText, to_conversation
+from penstock.chat.messages import ChatText, Columns, refuse_constant, to_conversation
 from penstock.errors import ChatError, SourceError, StoreError
 from penstock.sources.document import Batch, Reject, text_offsets
 from penstock.sources.files import InputFile, open_file
@@ -44,6 +44,8 @@ class ChatStage:
     """The end token to add; False if the template ends turns itself."""
     report: TurnReport
     """Counts turns that are not trained on, or not up to their end."""
+    columns: Columns | None = None
+    """The columns of prompts and of completions; None if the keys of a record say what it is."""
 
     def fill(self, builder: PartBuilder, batch: Batch, first_file: int) -> list[Reject]:
         """Add the conversations of `batch` to a part; returns the records that were refused."""
@@ -79,10 +81,13 @@ class ChatStage:
         """Each record as rendered text, and the error if the record is not stored."""
         for text in batch.texts.to_pylist():
             try:
-                conversation = to_conversation(_parsed(text))
+                conversation = to_conversation(_parsed(text), self.columns)
                 script = self.chat.render_text(conversation)
             except ChatError as error:
                 yield None, error
+                continue
+            except RecursionError:
+                yield None, ChatError("nested_too_deep", "The record has too many levels.")
                 continue
             messages, rewritten = conversation.messages, len(script.rewritten)
             said = sum(message["role"] == "assistant" for message in messages)
@@ -94,13 +99,8 @@ class ChatStage:
 def chat_stage(settings: "BuildSettings") -> ChatStage:
     """The stage for a build with `chat=`, which is a template or a `Chat`."""
     chat, parsed = settings.chat, settings.special_tokens == "parse"
-    if settings.field != "text":
-        raise StoreError(
-            f"field={settings.field!r} of penstock.build has no effect on conversations, which are "
-            'recognised by their keys. Leave it out, and rename the key of the turns to "messages".'
-        )
     if not isinstance(chat, Chat):
-        loaded = load_tokenizer(settings.tokenizer, engine=settings.engine)
+        loaded = load_tokenizer(settings.tokenizer)
         chat = Chat(chat, loaded, special_in_content=parsed, add_tokens=settings.add_tokens)
     elif parsed:
         raise StoreError(
@@ -113,7 +113,20 @@ def chat_stage(settings: "BuildSettings") -> ChatStage:
             "Chat(…, add_tokens=…)."
         )
     eos = False if settings.eos is True and chat.ends_turns else settings.eos
-    return ChatStage(chat, eos, chat.report())
+    return ChatStage(chat, eos, chat.report(), columns_of(settings.field))
+
+
+def columns_of(field: str) -> Columns | None:
+    """The columns of prompts and of completions in the setting `field`."""
+    if field == "text":  # the default
+        return None
+    names = [name.strip() for name in field.split(",")]
+    if len({*names}) != 2 or len(names) != 2 or not all(names):
+        raise StoreError(
+            f"field={field!r} (--field) does not name one column of prompts and one of "
+            'completions, such as field="question,answer". Leave it out for records of messages.'
+        )
+    return names[0], names[1]
 
 
 def chat_file(file: InputFile) -> InputFile:
@@ -131,7 +144,7 @@ def chat_file(file: InputFile) -> InputFile:
             "JSON arrays, Parquet and Arrow. Convert it to one of these."
         )
     is_table = file.format in ("parquet", "arrow")
-    if not is_table and (file.compression is not None or file.is_stdin or _is_lines(file)):
+    if not is_table and (file.compression is not None or _is_lines(file)):
         return replace(file, format="text")
     if file.size > _MAX_WHOLE:
         raise SourceError(
@@ -155,7 +168,7 @@ def _is_lines(file: InputFile) -> bool:
         return True
     try:
         json.loads(line)
-    except (ValueError, RecursionError):
+    except ValueError:
         return False
     return more
 
@@ -165,7 +178,7 @@ def _array_items(file: InputFile) -> list[Any]:
         data = stream.read()
     try:
         items: list[Any] = json.loads(data)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise SourceError(
             f"{file.name} begins with [ but is not a valid JSON array: {error}. Use an array "
             "of conversations, or JSON Lines with one conversation per line."
@@ -190,17 +203,10 @@ def _table_rows(file: InputFile) -> Iterator[Any]:
 
 def _parsed(text: bytes) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ChatError("nested_too_deep", "More levels than the parser allows.") from None
-    except json.JSONDecodeError as error:
-        raise ChatError("bad_json", f"The record is not JSON: {portable_error(error)}.") from None
+        return json.loads(text, parse_constant=refuse_constant)
     except ValueError as error:
-        raise ChatError("bad_json", f"The record is not JSON: {error}.") from None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ChatError("bad_json", f"{name} is not JSON")
+        found = portable_error(error) if isinstance(error, json.JSONDecodeError) else error
+        raise ChatError("bad_json", f"The record is not JSON: {found}.") from None
 
 
 def _untrained(detail: str = "") -> ChatError:

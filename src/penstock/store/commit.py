@@ -10,16 +10,17 @@ from penstock.store.inputs import input_digests, reject_lines
 from penstock.store.job import Job
 from penstock.store.journal import SealedSlice
 from penstock.store.manifest import (
+    INPUT_DIGEST,
     VERSION,
     JsonObject,
-    PartRecord,
+    PartTable,
     counts,
     read_manifest,
     rejects_file,
+    remove_old_tables,
     shared_settings,
     write_manifest,
 )
-from penstock.store.part_table import joined_parts
 from penstock.store.sides import generation_of
 
 
@@ -29,7 +30,7 @@ def manifest_contents(
     dtype: str,
     side: str,
     split: JsonObject,
-    parts: Sequence[PartRecord],
+    parts: PartTable,
     builds: Sequence[JsonObject],
 ) -> JsonObject:
     """The contents of a manifest, without its parts.
@@ -56,17 +57,17 @@ def manifest_contents(
 
 def commit(job: Job, done: list[SealedSlice]) -> None:
     """Write the reject logs and the manifests of all sides."""
-    parts: dict[str, Sequence[PartRecord]] = {}
+    parts: dict[str, PartTable] = {}
     builds: dict[str, list[JsonObject]] = {}
+    item_size = job.tokenizer.dtype.itemsize
     for side in job.sides:
         # A slice has no part here if its documents are all on the other side, or were rejected.
         new = [record.parts[side] for record in done if record.parts[side].num_documents]
-        builds[side], parts[side] = [], new
+        builds[side], parts[side] = [], PartTable.of(new, item_size)
         if job.settings.append:
             earlier = read_manifest(job.directory / side)
             is_done = len(earlier.builds) > job.first_build
-            item_size = job.tokenizer.dtype.itemsize
-            parts[side] = joined_parts(earlier.parts, [] if is_done else new, item_size)
+            parts[side] = earlier.parts.followed_by([] if is_done else new)
             builds[side] = earlier.builds
     split = {"generation": generation_of(parts)} if job.settings.split else {}
     # The training side is committed last: `earlier_build` takes its manifest as the sign that
@@ -75,13 +76,15 @@ def commit(job: Job, done: list[SealedSlice]) -> None:
         # A build that was killed between the sides has committed the first one already.
         if len(builds[side]) == job.first_build:
             _commit_side(job, side, done, parts[side], builds[side], split)
+        else:
+            remove_old_tables(job.directory / side)
 
 
 def _commit_side(
     job: Job,
     side: str,
     done: list[SealedSlice],
-    parts: Sequence[PartRecord],
+    parts: PartTable,
     builds: list[JsonObject],
     split: JsonObject,
 ) -> None:
@@ -93,7 +96,7 @@ def _commit_side(
     inputs = [dict(each) for each in settings["inputs"]]
     log = reject_lines(rejects, inputs)
     for file, digest in input_digests(each for record in done for each in record.pieces).items():
-        inputs[file]["xxh3_128"] = digest
+        inputs[file][INPUT_DIGEST] = digest
     reasons = dict(sorted(Counter(each.reason for each in rejects).items()))
     # How many files follow each rule that "auto" found; none with any other setting.
     rules = sum((Counter(record.rules) for record in done), Counter())
@@ -101,7 +104,7 @@ def _commit_side(
     done_now = {
         "slices": len(done),
         "counts": tally | ({"pieces": tally["documents"] + continued} if continued else {}),
-        "rejects": {"bytes": size, "sha256": digest, "reasons": reasons},
+        "rejects": {"bytes": size, "xxh3_128": digest, "reasons": reasons},
         "reading": settings["reading"],
         **({"documents": dict(sorted(rules.items()))} if rules else {}),
         **({"skipped_files": job.skipped} if job.skipped else {}),

@@ -1,27 +1,20 @@
-"""Copies and hard links of files that are written once and never changed.
+"""Copies of files that are written once and never changed."""
 
-penstock replaces a file by a rename and never writes into one that exists. So two stores can share
-a file by a hard link: repairing or deleting one of them does not change the other.
-"""
-
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.digest import digest_bytes
+import xxhash
+
 from penstock.errors import MissingStoreError, StoreError
 from penstock.paths import NamedFile
 from penstock.remote.address import StoreUrl, store_path
 from penstock.store.files import remove_file, write_file
-from penstock.store.folders import open_to_read, opened
+from penstock.store.folders import open_to_read
 from penstock.store.parts import REPAIR_ADVICE
 from penstock.store.verify import file_problem
 
 _BLOCK_BYTES = 1 << 20
-# Another file system, one without links, too many links of a file, or a file of another user
-# (fs.protected_hardlinks of Linux).
-_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
 
 
 def on_this_machine(path: str | os.PathLike[str] | StoreUrl) -> Path:
@@ -33,32 +26,6 @@ def on_this_machine(path: str | os.PathLike[str] | StoreUrl) -> Path:
             "Python, penstock.copy) copies stores from and to object storage."
         )
     return place
-
-
-def link_file(source: Path, target: Path, size: int, digest: str) -> None:
-    """Give `source` the second name `target`; where that is not possible, copy it.
-
-    A link is made without reading the file, so only its size is checked. A copy is compared.
-
-    Raises:
-        StoreError: the file has another size or, if it is copied, other contents than recorded.
-    """
-    with _existing(source, size) as stream:
-        if os.name != "nt":  # Windows syncs only files that are open for writing
-            os.fsync(stream.fileno())  # the store may have been copied just now, by another program
-        with opened(target.parent) as folder:
-            folder.check()
-            if folder.holds(target.name, stream.fileno()):
-                return
-            folder.remove(target.name)
-            try:
-                folder.link(source, target.name)
-            except OSError as error:
-                if error.errno not in _NO_LINK:
-                    raise
-            else:
-                return
-    copy_file(source, target, size, digest)
 
 
 def copy_file(source: Path, target: Path, size: int, digest: str) -> None:
@@ -76,12 +43,12 @@ def copy_file(source: Path, target: Path, size: int, digest: str) -> None:
 
 
 def read_recorded(path: Path, size: int, digest: str) -> bytes:
-    """The contents of a file, which must have the recorded size and SHA-256."""
+    """The contents of a file, which must have the recorded size and digest."""
     with _existing(path, size) as stream:
         data = stream.read()
     # The bytes that are returned, and not the file: it may be replaced in between.
-    if digest_bytes(data) != digest:
-        raise _damaged(path, digest_bytes(data), digest)
+    if (found := xxhash.xxh3_128(data).hexdigest()) != digest:
+        raise _damaged(path, found, digest)
     return data
 
 
@@ -108,6 +75,6 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 def _damaged(path: Path, found: str, digest: str) -> StoreError:
     return StoreError(
-        f"{path} is damaged: its SHA-256 is {found[:8]}…, but the manifest says {digest[:8]}…. "
+        f"{path} is damaged: its XXH3-128 is {found[:8]}…, but the manifest says {digest[:8]}…. "
         f"{REPAIR_ADVICE}"
     )

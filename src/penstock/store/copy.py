@@ -1,8 +1,8 @@
 """`copy`: a store at another place, on this machine or in object storage.
 
-Every file is compared with the manifest: its size and SHA-256 before it is sent, or after it was
+Every file is compared with the manifest: its size and digest before it is sent, or after it was
 received. The manifest is written last. A copy on this machine is made in `.NAME.copy` beside its
-directory, and renamed when it is complete. A copy in object storage is announced in `.building/`,
+directory, and renamed when it is complete. A copy in object storage is announced in `.building`,
 as a build is. Both continue where they were killed.
 """
 
@@ -19,7 +19,7 @@ from penstock.remote import Objects, open_objects
 from penstock.remote.address import StorePath, StoreUrl, store_path
 from penstock.store.beside import made_beside, refuse_occupied, remove_others
 from penstock.store.copies import copy_file
-from penstock.store.destination import Destination
+from penstock.store.destination import Destination, in_threads
 from penstock.store.files import (
     make_directory,
     read_file,
@@ -36,15 +36,13 @@ from penstock.store.manifest import (
     JsonObject,
     Manifest,
     parse_manifest,
-    part_file,
     read_manifest,
-    rejects_file,
     shared_settings,
+    with_table,
 )
 from penstock.store.part import SIDES
 from penstock.store.reader import TokenStore
 from penstock.store.remote_manifest import as_name, read_manifest_object
-from penstock.store.uploads import in_threads
 from penstock.store.verify import file_problem
 
 Place = str | os.PathLike[str] | StoreUrl
@@ -70,7 +68,7 @@ class StoredFile:
 def copy(source: Place, target: Place, *, progress: Report | None = None) -> TokenStore:
     """Copy a store to another directory or URL, and open the copy.
 
-    Every file is compared with the size and SHA-256 in the manifest, and the manifest is written
+    Every file is compared with the size and digest in the manifest, and the manifest is written
     last. The same call resumes a copy that was killed, and returns at once if it is complete. Of a
     store with a split, both sides are copied.
 
@@ -157,7 +155,7 @@ class _LocalOrigin:
         if not path.exists():
             return None
         data = read_file(path)
-        return data, parse_manifest(data, path, path.parent)
+        return data, with_table(parse_manifest(data, path), path, path.parent)
 
     def absent(self) -> StoreError:
         try:
@@ -200,7 +198,7 @@ class _RemoteOrigin:
             temporary.unlink()
             raise RemoteError(
                 f"{self._objects.shown(file.name)} has other contents than the manifest says: its "
-                f"SHA-256 is not {file.digest[:8]}…, in {_ATTEMPTS} attempts. The store is "
+                f"XXH3-128 is not {file.digest[:8]}…, in {_ATTEMPTS} attempts. The store is "
                 "damaged, or the network changes bytes."
             )
         sync_file(temporary)
@@ -233,14 +231,8 @@ def _manifests(origin: _Origin) -> dict[str, tuple[bytes, Manifest]]:
 
 def _files(side: str, manifest: Manifest) -> Iterator[StoredFile]:
     """All files of one side, except its manifest."""
-    if manifest.table is not None:
-        yield StoredFile(side, *manifest.table)
-    for number, done in enumerate(manifest.builds):
-        rejects = done["rejects"]
-        yield StoredFile(side, rejects_file(number), rejects["bytes"], rejects["sha256"])
-    for part in manifest.parts:
-        for kind, (size, digest) in part.files.items():
-            yield StoredFile(side, part_file(part.number, kind), size, digest)
+    for file in manifest.files():
+        yield StoredFile(side, *file)
 
 
 def _copy_to_directory(
@@ -292,8 +284,8 @@ def _copy_to_remote(
         if remote.manifests != manifests:
             journal.begin(settings, 0)
             remote.claim()
-            # Nothing was there when this copy was announced, and no object is ever replaced. So
-            # an object with a name and size of ours is one that this copy has sent.
+            # Nothing was there when this copy was announced, so an object with a name and size
+            # of ours is one that this copy has sent.
             sizes = remote.sizes()
 
             def send(file: StoredFile) -> None:
@@ -305,8 +297,7 @@ def _copy_to_remote(
             # The training side is committed last: while it is missing, nothing is a store there.
             for side in reversed(manifests):
                 remote.commit_side(side, manifests[side])
-        if journal.exists:
-            remote.end()
+        remote.end()
         remote.empty_staging()
 
 

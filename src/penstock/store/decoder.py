@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from penstock.store.manifest import Manifest
 from penstock.store.reader import TokenStore
-from penstock.tokenize.gpt2 import Decoder
-from penstock.tokenize.known import known_decoder, tokenizer_of
+from penstock.tokenize.definition import GPT2_DIGEST, Decoder, gpt2_decoder
 
 
 def decoder_of(manifest: Manifest, tokenizer: object = None) -> Decoder:
@@ -18,7 +17,11 @@ def decoder_of(manifest: Manifest, tokenizer: object = None) -> Decoder:
         MissingTokenizerError, StoreError: see `tokenizer_of`.
     """
     recorded = manifest.contents["tokenizer"]
-    return known_decoder(recorded) if tokenizer is None else tokenizer_of(recorded, tokenizer)
+    if tokenizer is None and recorded["digest"] == GPT2_DIGEST:
+        return gpt2_decoder()
+    from penstock.tokenize.tokenizer import tokenizer_of  # imports Arrow and the engines
+
+    return tokenizer_of(recorded, tokenizer)
 
 
 def document_loss(store: TokenStore, number: int) -> NDArray[Any]:

@@ -23,20 +23,20 @@ from penstock.store.inputs import (
     known_stamp,
     piece_digests,
     read_digests,
-    read_old_stamps,
     read_stamps,
-    recorded_digest,
     remember_stamps,
 )
 from penstock.store.job import Job
 from penstock.store.journal import Journal
 from penstock.store.manifest import (
     FILE_NAME,
+    INPUT_DIGEST,
     JsonObject,
     Manifest,
     part_file,
     read_manifest,
     rejects_file,
+    remove_old_tables,
     shared_settings,
 )
 from penstock.store.part import SIDES, same_split
@@ -46,20 +46,6 @@ _SHOWN = 5
 # Files that a build leaves before its journal is written, or a killed one that was discarded. The
 # lock is inside the store if the directory around it is not writable.
 _OURS = re.compile(r"\.lock|\..+\.\d+\.[0-9a-f]{12}\.tmp")
-
-
-def refuse_stdin(job: Job) -> None:
-    """Raise if the inputs include standard input and the directory holds a build already."""
-    if not any(file.is_stdin for file in job.files):
-        return
-    unfinished = Journal(job.directory).begun() is not None
-    finished = (job.directory / job.sides[0] / FILE_NAME).exists()
-    if unfinished or (finished and not job.settings.append):
-        raise StoreError(
-            f"{job.directory} holds {'an unfinished' if unfinished else 'a finished'} build, and "
-            "standard input (-) cannot be read again to resume it or to compare it. Delete the "
-            "directory, or choose another one."
-        )
 
 
 def killed_at_the_end(job: Job) -> bool:
@@ -75,6 +61,8 @@ def killed_at_the_end(job: Job) -> bool:
     before = journal.num_builds()
     if before is None or not all(committed(job.directory / side, before) for side in sides):
         return False
+    for side in sides:
+        remove_old_tables(job.directory / side)
     # All manifests are written, so the journal is not needed any more. If it belongs to another
     # build, that build is complete too, and `earlier_build` compares the two.
     journal.end()
@@ -96,7 +84,7 @@ def discard(directory: Path) -> None:
             manifest = read_manifest(of_side)
             kept |= {part_file(part.number, kind) for part in manifest.parts for kind in part.files}
             kept |= {rejects_file(number) for number in range(len(manifest.builds))}
-            kept |= {manifest.table[0]} if manifest.table else set()
+            kept |= {manifest.table}
         for pattern in ("part-*.npy", "parts-*.npy", "rejects*.jsonl"):
             for path in of_side.glob(pattern):
                 if path.name not in kept:
@@ -109,8 +97,10 @@ def discard(directory: Path) -> None:
     journal.end()
 
 
-def earlier_build(job: Job) -> Manifest | None:
+def earlier_build(job: Job) -> tuple[Manifest, int] | None:
     """The manifest that is in the directory already; None if there is none.
+
+    And which build of that store this one is: a finished one, or the next one if it appends.
 
     Raises:
         StoreError: the directory holds something that this build cannot continue.
@@ -127,15 +117,14 @@ def earlier_build(job: Job) -> Manifest | None:
     manifest = read_manifest(first_side)
     if job.settings.append:
         _refuse_append(job, manifest)
-    elif unfinished:
+        return manifest, len(manifest.builds)
+    if unfinished:
         raise StoreError(
             f"{job.directory} holds an append that was not finished. Repeat that append, with "
             "append=True (--append) of penstock.build, to finish it."
         )
-    else:
-        builds = refuse_other(job.directory, manifest, job.recorded, job.files)
-        _refuse_changed(job, manifest.digest, builds)
-    return manifest
+    same = refuse_other(job.directory, manifest, job.recorded, job.files)
+    return manifest, _refuse_changed(job, manifest, same)
 
 
 def committed(directory: Path, num_builds: int) -> bool:
@@ -196,10 +185,10 @@ def _refuse_append(job: Job, manifest: Manifest) -> None:
 
 def _appended_before(job: Job, manifest: Manifest) -> list[str]:
     """The inputs that are in the store already: by their path, as a file, or by their contents."""
-    known = read_stamps(job.directory, manifest.digest) or read_old_stamps(job.directory)
+    known = read_stamps(job.directory, manifest.digest)
     # A link, or another way to write a path, is the same file.
     same_files = {identity for path in known if (identity := _identity(path))}
-    present = {(each["name"], each["bytes"], recorded_digest(each)) for each in manifest.inputs}
+    present = {(each["name"], each["bytes"], each.get(INPUT_DIGEST)) for each in manifest.inputs}
     keys = [(each["name"], each["bytes"]) for each in job.recorded["inputs"]]
     # A name alone says little: each day's folder may have a file of the same name.
     digested = {(name, size): digest for name, size, digest in present if digest}
@@ -224,8 +213,8 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 def refuse_other(
     directory: Path, manifest: Manifest, settings: JsonObject, files: Sequence[InputFile]
-) -> list[list[JsonObject]]:
-    """The inputs of each build of a finished store that has these settings; `files` are its inputs.
+) -> list[int]:
+    """The numbers of the builds of a finished store that have these settings and inputs.
 
     Raises:
         StoreError: no build of the store has these settings.
@@ -234,14 +223,14 @@ def refuse_other(
     # other inputs were appended later.
     whole = renamed({**manifest.settings, "append": False}, settings)
     same = []
-    for done in manifest.builds:
+    for number, done in enumerate(manifest.builds):
         one = {**whole, "reading": done["reading"], "inputs": comparable(done["inputs"])}
         if canonical_json(one) == canonical_json(settings):
-            same.append(done["inputs"])
+            same.append(number)
     if same:
         return same
     inputs = [each for done in manifest.builds for each in comparable(done["inputs"])]
-    known = read_stamps(directory, manifest.digest) or read_old_stamps(directory)
+    known = read_stamps(directory, manifest.digest)
     given, new, left = [], [], list(inputs)
     for file, now in zip(files, settings["inputs"], strict=True):
         given.append({**now, "name": file.name})
@@ -273,8 +262,8 @@ def refuse_other(
 def renamed(old: JsonObject, new: JsonObject) -> JsonObject:
     """Settings of a store as the new build writes those that mean the same.
 
-    A digest identifies a tokenizer and a template. The names say nothing more, and earlier
-    versions recorded whole paths. The split "tail:0.10" is "tail:0.1".
+    A digest identifies a tokenizer and a template, and their names say nothing more. The split
+    "tail:0.10" is "tail:0.1".
     """
     found = dict(old)
     if same_split(old["split"], new["split"]):
@@ -291,31 +280,47 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + rest
 
 
-def _refuse_changed(job: Job, store: str, builds: Sequence[Sequence[JsonObject]]) -> None:
+def _refuse_changed(job: Job, manifest: Manifest, same: Sequence[int]) -> int:
     """Raise if an input of a finished store has its old size and other contents.
 
     Args:
         job: The build, whose inputs have the recorded names and sizes.
-        store: The digest of the store.
-        builds: The inputs of its builds that have these names and sizes. There may be several, if
+        manifest: That of the store.
+        same: The numbers of its builds that have these names and sizes. There may be several, if
             files of one name were appended from several directories.
+
+    Returns:
+        The number of the build that has these inputs.
     """
-    known = read_stamps(job.directory, store) or read_old_stamps(job.directory)
+    known = read_stamps(job.directory, manifest.digest)
     then = [known_stamp(known, file) for file in job.files]
-    touched = {n for n, file in enumerate(job.files) if file.path and file.stamp != then[n]}
+    touched = {
+        n
+        for n, file in enumerate(job.files)
+        if file.path and (file.stamp != then[n] or len(same) > 1)
+    }
     if not touched:
-        return
+        return same[0]
     recorded = [
-        {n: digest for n in touched if (digest := recorded_digest(inputs[n]))} for inputs in builds
+        {
+            n: digest
+            for n in touched
+            if (digest := manifest.builds[number]["inputs"][n].get(INPUT_DIGEST))
+        }
+        for number in same
     ]
     now = read_digests(job.files, job.slices(), recorded[0])
-    # Without a digest, as in stores of earlier versions, only the time says that a file changed.
-    # If that is not known either, because the store was copied, the file is accepted.
+    # Without a digest, as of a remote file, only the time says that a file changed. If that is not
+    # known either, because the store was copied, the file is accepted.
     changed = [
         [
             job.files[n].name
             for n in sorted(touched)
-            if (now.get(n) != digests[n] if n in digests else then[n] is not None)
+            if (
+                now.get(n) != digests[n]
+                if n in digests
+                else then[n] not in (None, job.files[n].stamp)
+            )
         ]
         for digests in recorded
     ]
@@ -327,7 +332,8 @@ def _refuse_changed(job: Job, store: str, builds: Sequence[Sequence[JsonObject]]
             "Replace the store with `penstock build --overwrite` (in Python, overwrite=True), or "
             "choose another directory."
         )
-    remember_stamps(job.directory, store, job.files, known)
+    remember_stamps(job.directory, manifest.digest, job.files, known)
+    return same[changed.index([])]
 
 
 def accept_touched(job: Job) -> None:

@@ -5,11 +5,6 @@ synced. After a power cut, the name has the old contents or the new ones, never 
 If a sync fails, the file is abandoned and the sync is not repeated: the kernel may have dropped
 the pages, and would report success the second time.
 
-Large files go to the disk directly (O_DIRECT) and not through the page cache. A build does not
-read again what it writes, and filling the cache took a fifth of its time and displaced the
-input. The parts of a live build are read while it runs, so they are written through the cache. If
-the file system does not support direct writes, the same bytes are written in the usual way.
-
 Different versions of NumPy pad the headers of `.npy` files differently. The headers of a store
 are always 128 bytes of format 1.0, so a store has the same bytes whichever version wrote it. A
 reader needs no parser: a file either begins with exactly the expected 128 bytes, or it is not the
@@ -19,22 +14,20 @@ file that the manifest lists.
 """
 
 import errno
-import hashlib
-import mmap
 import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
-from penstock.errors import DiskFullError, StoreError
-from penstock.paths import NamedFile, expand_user
+from penstock.errors import DiskFullError
+from penstock.paths import expand_user
 from penstock.store.blocks import block_sums
 from penstock.store.folders import Folder, open_to_read, opened, refuse_link
 
@@ -55,8 +48,6 @@ def keep_freed_memory() -> None:
     np.empty((32 << 20) - (1 << 16), np.uint8)
 
 
-# Up to this size a file stays in the page cache: small files cost little, and are read again soon.
-_CACHED_BYTES = 4 << 20
 _BLOCK_BYTES = 1 << 20  # a multiple of the blocks that have checksums
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -65,15 +56,15 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def write_file(
     path: Path, pieces: Iterable[Any], *, live: bool = False, sums: list[int] | None = None
 ) -> tuple[int, str]:
-    """Write `pieces` (bytes or contiguous arrays) to `path`; returns its size and SHA-256.
+    """Write `pieces` (bytes or contiguous arrays) to `path`; returns its size and XXH3-128.
 
     The caller syncs the directory, once for all files that were renamed into it.
 
     Args:
         path: The file.
         pieces: Its contents.
-        live: Whether the file is read again at once. Then it stays in the page cache, and the
-            caller syncs it with `sync_file`.
+        live: Whether the file is read before it is on disk. The caller then syncs it with
+            `sync_file`.
         sums: The checksums of the blocks of the file are appended to this list.
 
     Raises:
@@ -97,22 +88,16 @@ def write_file(
 
 
 def _fill(file: int, pieces: Iterable[Any], live: bool, sums: list[int] | None) -> tuple[int, str]:
-    """Write `pieces` to an open file and sync it, unless `live`; returns its size and SHA-256."""
-    digest = hashlib.sha256()
+    """Write `pieces` to an open file and sync it, unless `live`; returns its size and XXH3-128."""
+    digest = xxhash.xxh3_128()
     size = 0
-    direct = False
     for block in _blocks(pieces):
         digest.update(block)
         if sums is not None:
             sums += block_sums(block)
-        # O_DIRECT requires aligned offsets. At this offset all blocks so far were whole.
-        if size == _CACHED_BYTES and not live:
-            direct = _set_direct(file, True)
-        # O_DIRECT writes whole disk blocks only, and the last block may be shorter.
-        if direct and len(block) < _BLOCK_BYTES:
-            direct = _set_direct(file, False)
         size += len(block)
-        direct = _write(file, block, direct)
+        while block:
+            block = block[os.write(file, block) :]
     if not live:
         os.fsync(file)
     return size, digest.hexdigest()
@@ -166,12 +151,11 @@ def _no_room(error: OSError, path: Path, size: int) -> DiskFullError:
 def _blocks(pieces: Iterable[Any]) -> Iterator[memoryview]:
     """All bytes of `pieces` in blocks of one size, except the last.
 
-    All blocks use one buffer, which is aligned as O_DIRECT requires. A block is still in the
-    processor's cache when it is hashed and written.
+    All blocks use one buffer. A block is still in the processor's cache when it is hashed and
+    written.
     """
-    # A map of whole pages, made for this file: two writes at a time do not share it.
-    buffer = memoryview(mmap.mmap(-1, _BLOCK_BYTES))
-    room = np.frombuffer(buffer, np.uint8)
+    room = np.empty(_BLOCK_BYTES, np.uint8)
+    buffer = room.data
     filled = 0
     for piece in pieces:
         view = memoryview(piece).cast("B") if len(piece) else memoryview(b"")
@@ -186,33 +170,6 @@ def _blocks(pieces: Iterable[Any]) -> Iterator[memoryview]:
                 filled = 0
     if filled:
         yield buffer[:filled]
-
-
-def _write(file: int, view: memoryview, direct: bool) -> bool:
-    """Write all of `view`; returns whether O_DIRECT is still on."""
-    while view:
-        try:
-            view = view[os.write(file, view) :]
-        except OSError as error:
-            if not direct or error.errno != errno.EINVAL:
-                raise
-            # Some file systems accept the flag and refuse to write.
-            direct = _set_direct(file, False)
-    return direct
-
-
-def _set_direct(file: int, wanted: bool) -> bool:
-    """Turn O_DIRECT on or off; returns whether it is on."""
-    if sys.platform != "linux":  # macOS and Windows have no O_DIRECT
-        return False
-    import fcntl
-
-    flags = fcntl.fcntl(file, fcntl.F_GETFL)
-    try:
-        fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT)
-    except OSError:  # the file system does not support it
-        return False
-    return wanted
 
 
 def sync_file(path: Path) -> None:
@@ -283,45 +240,12 @@ def remove_temporary(directory: Path, process: int | None = None) -> None:
 
 
 def digest_file(path: Path) -> str:
-    """SHA-256 of a file's contents."""
+    """XXH3-128 of a file's contents."""
+    digest = xxhash.xxh3_128()
     with open_to_read(path) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def refuse_unlike(path: Path, digest: str) -> None:
-    """Read a file back from the disk, and raise if its SHA-256 is not `digest`.
-
-    The disk is read and not the page cache, where the system allows it. Otherwise a byte that the
-    disk has changed or lost would be found only when it is read again, weeks later.
-    """
-    found = hashlib.sha256()
-    # A map of whole pages: O_DIRECT requires an aligned buffer.
-    buffer = mmap.mmap(-1, _BLOCK_BYTES)
-    with NamedFile(path) as stream:
-        file = stream.fileno()
-        if sys.platform == "linux" and not _set_direct(file, True):
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)  # dropped from the cache instead
-        while size := _read_into(stream, buffer):
-            found.update(memoryview(buffer)[:size])
-    if found.hexdigest() != digest:
-        raise StoreError(
-            f"{path} was read back with other contents than were written: its SHA-256 is "
-            f"{found.hexdigest()[:8]}…, not {digest[:8]}…. The disk or the memory of this machine "
-            "is faulty. Use another disk or machine; this part is not finished."
-        )
-
-
-def _read_into(stream: FileIO, buffer: mmap.mmap) -> int:
-    """Read the next bytes of a file into `buffer`; returns their number, 0 at the end."""
-    try:
-        return stream.readinto(buffer)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        # The offset is not aligned any more, after the last block. And some file systems accept
-        # the flag and refuse to read.
-        _set_direct(stream.fileno(), False)
-        return stream.readinto(buffer)
+        while block := stream.read(_BLOCK_BYTES):
+            digest.update(block)
+    return str(digest.hexdigest())
 
 
 def array_layout(

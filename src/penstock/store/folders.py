@@ -109,19 +109,6 @@ class Folder:
         with suppress(FileNotFoundError), naming(self.path / name):
             os.unlink(self._at(name), dir_fd=self.descriptor)
 
-    def link(self, path: Path, name: str) -> None:
-        """Give the file at `path` the second name `name`, by a hard link."""
-        # With a descriptor, Python follows links to `path`, as penstock does where it reads files.
-        with naming(self.path / name):
-            os.link(path.absolute(), self._at(name), dst_dir_fd=self.descriptor)
-
-    def holds(self, name: str, file: int) -> bool:
-        """Whether `name` is the open file with the descriptor `file`."""
-        with suppress(FileNotFoundError), naming(self.path / name):
-            found = os.stat(self._at(name), dir_fd=self.descriptor, follow_symlinks=False)
-            return os.path.samestat(found, os.fstat(file))
-        return False
-
     def make(self, name: str) -> None:
         """Make a directory, unless there is one."""
         with suppress(FileExistsError), naming(self.path / name):
@@ -221,7 +208,8 @@ def make_tree(directory: Path) -> None:
     """Make a directory and its parents, unless they exist.
 
     Raises:
-        StoreError: there is a file of the same name, or a link to a missing place.
+        StoreError: there is a file of the same name, a link to a missing place, or a file system
+            that allows no new directories.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -234,6 +222,11 @@ def make_tree(directory: Path) -> None:
             ) from None
         raise StoreError(
             f"{taken} is a file, and a directory is needed there. Choose a name that is not taken."
+        ) from None
+    except FileNotFoundError as error:  # a file system of the kernel, such as /proc
+        raise StoreError(
+            f"{directory} cannot be made: {error.filename} is in a place where the system allows "
+            "no new directories. Name a directory elsewhere."
         ) from None
 
 

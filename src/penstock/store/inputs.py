@@ -11,19 +11,17 @@ The digest of an input is the XXH3-128 of the file. If its text was read in seve
 longer than a slice, or compressed), it is the XXH3-128 of the digests of their text, as hexadecimal
 digits, one after the other. It tells whether a file changed by accident. Nobody gains by a file
 that was made to have the digest of another one: who can replace an input can write any text into
-it. SHA-256, which earlier versions wrote as `digest`, took a tenth of the time of a build.
+it. SHA-256 would take a tenth of the time of a build.
 """
 
-import hashlib
-import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 import xxhash
 
-from penstock.digest import canonical_json, checked_json, digest_bytes, parse_checked
+from penstock.digest import canonical_json, checked_json, parse_checked
 from penstock.errors import SourceError
 from penstock.sources.digests import SpanDigests
 from penstock.sources.document import Reject
@@ -31,32 +29,20 @@ from penstock.sources.files import InputFile, open_file, refuse_changed
 from penstock.sources.slices import InputSpan, Slice
 from penstock.store.files import read_file, write_file
 from penstock.store.manifest import JsonObject
-from penstock.store.manifest_checks import INPUT_DIGESTS
 
 Pieces = list[tuple[int, str]]
 """The number of an input and the digest of a piece of it, for each piece in order."""
 
 _BLOCK_BYTES = 1 << 20
-# A digest of earlier versions, a SHA-256, is known by its length.
-_OLD_DIGITS = 64
-
-
-def recorded_digest(entry: JsonObject) -> str | None:
-    """The digest of an input in a manifest; None if it has none."""
-    digest: str | None = next(filter(None, map(entry.get, INPUT_DIGESTS)), None)
-    return digest
 
 
 def piece_digests(
     files: Sequence[InputFile],
     spans: Iterable[InputSpan],
     known: SpanDigests | None = None,
-    *,
-    old: Collection[int] = (),
 ) -> Pieces:
     """The digests of the pieces of inputs that `spans` cover; `known` ones are not computed again.
 
-    Those of the inputs with the numbers `old` are SHA-256, as earlier versions recorded them.
     Inputs that cannot be read again without cost have none: remote files and texts in memory. A
     remote file has an ETag, and the name of texts is a digest.
 
@@ -67,15 +53,15 @@ def piece_digests(
     for span in spans:
         file = files[span.file]
         digest = known.digest(span) if known else None
-        if (digest := digest or _piece_digest(file, span, is_old=span.file in old)) is not None:
+        if (digest := digest or _piece_digest(file, span)) is not None:
             # The text was read before, and must be the text that was digested now.
             refuse_changed(file)
             found.append((span.file, digest))
     return found
 
 
-def _piece_digest(file: InputFile, span: InputSpan, *, is_old: bool) -> str | None:
-    digest = hashlib.sha256() if is_old else xxhash.xxh3_128()
+def _piece_digest(file: InputFile, span: InputSpan) -> str | None:
+    digest = xxhash.xxh3_128()
     if span.data is not None:
         digest.update(span.data)
         return digest.hexdigest()
@@ -109,24 +95,20 @@ def input_digests(pieces: Iterable[tuple[int, str]]) -> dict[int, str]:
 
 
 def _joined(digests: list[str]) -> str:
-    """The digest of an input from those of its pieces, which are all of one kind."""
+    """The digest of an input from those of its pieces."""
     if len(digests) == 1:
         return digests[0]
-    data = "".join(digests).encode()
-    if len(digests[0]) == _OLD_DIGITS:
-        return digest_bytes(data)
-    return str(xxhash.xxh3_128(data).hexdigest())
+    return str(xxhash.xxh3_128("".join(digests).encode()).hexdigest())
 
 
 def read_digests(
-    files: Sequence[InputFile], slices: Iterable[Slice], recorded: Mapping[int, str]
+    files: Sequence[InputFile], slices: Iterable[Slice], wanted: Collection[int]
 ) -> dict[int, str]:
-    """The digests that some inputs have now, of the same kind as the `recorded` ones."""
-    if not recorded:
+    """The digests that the inputs with the numbers `wanted` have now."""
+    if not wanted:
         return {}
-    spans = (span for piece in slices for span in piece.spans if span.file in recorded)
-    old = {number for number, digest in recorded.items() if len(digest) == _OLD_DIGITS}
-    return input_digests(piece_digests(files, spans, old=old))
+    spans = (span for piece in slices for span in piece.spans if span.file in wanted)
+    return input_digests(piece_digests(files, spans))
 
 
 def reject_lines(rejects: Iterable[Reject], inputs: Sequence[JsonObject]) -> list[bytes]:
@@ -155,21 +137,11 @@ def read_stamps(directory: Path, store: str) -> dict[str, str]:
     return {}
 
 
-def read_old_stamps(directory: Path) -> dict[str, str]:
-    """The times that earlier versions wrote into the store, by the name that the user gave.
-
-    They may have come with the store, so no file is opened because they name it.
-    """
-    with suppress(OSError, ValueError, TypeError, RecursionError):
-        return dict(json.loads(read_file(directory / ".stamps.json")))
-    return {}
-
-
 def remember_stamps(
     directory: Path, store: str, files: Sequence[InputFile], earlier: dict[str, str]
 ) -> None:
     """Write the modification times of `files`, and `earlier`, those of earlier builds."""
-    stamps = earlier | {_key(file): file.stamp for file in files if file.path and not file.is_stdin}
+    stamps = earlier | {_key(file): file.stamp for file in files if file.path}
     if not stamps:  # texts in memory
         return
     with suppress(OSError):  # without them, the next build compares contents

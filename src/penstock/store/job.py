@@ -29,7 +29,6 @@ from penstock.sources.slices import Slice, cut
 from penstock.store.cuts import cut_safety
 from penstock.store.folders import make_tree
 from penstock.store.manifest import JsonObject
-from penstock.store.memory import fitting_threads
 from penstock.store.part import SIDES, Split, parse_split
 from penstock.store.verify import recorded_names
 from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
@@ -37,9 +36,9 @@ from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
 if TYPE_CHECKING:
     from penstock.store.chats import ChatStage
     from penstock.store.destination import Destination
+    from penstock.store.remake import StoreFile
 
 Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Texts
-EngineName = Literal["auto", "gigatoken", "tokenizers"]
 WorkersName = Literal["auto", "threads", "processes", "ray"]
 Report = Callable[["BuildProgress"], None]
 """A function that is called with the progress of a build."""
@@ -71,27 +70,20 @@ class BuildSettings:
     documents: str
     field: str
     errors: Literal["strict", "replace"]
-    newlines: Literal["keep", "lf"]
     eos: bool | str
     bos: bool | str
     special_tokens: SpecialTokens
     max_bad: float
-    max_document_bytes: int
-    max_expansion: int
-    engine: EngineName
     threads: int | None
     workers: WorkersName | str = "threads"
-    memory: int | str | None = None
     add_tokens: Literal["auto"] | Sequence[str] | None = None
     chat: object = None
     split: str | None = None
     append: bool = False
-    read_back: bool = False
 
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
             raise StoreError(f"threads must be at least 1; got {self.threads}.")
-        fitting_threads(self.memory, 1, 1)  # raises if not even one slice fits
         known = get_args(WorkersName)
         if self.workers not in known and not self.workers.startswith("ray://"):
             names = ", ".join(f'"{each}"' for each in known)
@@ -119,9 +111,6 @@ class BuildSettings:
             documents=self.documents if self.chat is None else "lines",
             field=self.field,
             errors=self.errors,
-            newlines=self.newlines,
-            max_document_bytes=self.max_document_bytes,
-            max_expansion=self.max_expansion,
         )
 
 
@@ -150,8 +139,8 @@ class Job:
     """Number of slices of earlier builds of the same store."""
     wanted: frozenset[int] | None = None
     """The numbers of the slices to make; None if all are wanted."""
-    share: tuple[int, int] | None = None
-    """The number of a task, and how many tasks there are; None if this build makes all slices."""
+    damaged: "Sequence[StoreFile]" = ()
+    """The files of a finished store to make again; empty if this build makes a store."""
     live: bool = False
     """Whether parts are read while others are built. Then all threads together make the first
     slice, and one thread makes the others as long as no reader waits. Parts are announced before
@@ -218,14 +207,12 @@ def prepare(settings: BuildSettings) -> Job:
         # end token is added.
         tokenizer, special_tokens, add_tokens = stage.chat.tokenizer, "text", None
         eos, files = stage.eos, [chat_file(file) for file in files]
-    loaded = load_tokenizer(
-        tokenizer, special_tokens=special_tokens, engine=settings.engine, add_tokens=add_tokens
-    )
+    loaded = load_tokenizer(tokenizer, special_tokens=special_tokens, add_tokens=add_tokens)
     _log_omitted_start(loaded, bos, stage)
     reading = replace(settings.read_settings, separators=separators_of(loaded))
     log_surprises(listing.files, reading)  # as the user gave them, not as lines of a chat
     recorded: JsonObject = {
-        # Settings that change no byte are left out: threads, the engine, and `max_bad`.
+        # Settings that change no byte are left out: threads, workers, and `max_bad`.
         "tokenizer": loaded.describe(),
         "eos_id": _edge_id(loaded, eos, "eos"),
         "bos_id": _edge_id(loaded, bos, "bos"),

@@ -6,7 +6,6 @@
     .many-000009            a slice in progress that has more than 65,536 tokens already
     .awaited                touched by readers of a streamed store while they wait for a part
     .failed                 the build cannot succeed with these inputs and settings
-    .task-000003.json       a task of a job array that has made all its slices
 
 The record of a slice is renamed into place after its parts are on disk. So if a record can be
 read, its parts were whole when it was written. When the manifest is written, the journal is
@@ -66,8 +65,6 @@ class SealedSlice:
         """The record that `to_json` returned."""
         parts = {side: PartRecord.of(part) for side, part in record["parts"].items()}
         rejects = [Reject(**reject) for reject in record["rejects"]]
-        if "pieces" not in record:
-            raise ValueError("it is of an earlier version, with other digests of inputs")
         pieces = [(file, digest) for file, digest in record["pieces"]]
         tally = Tally(**record["tally"])
         return cls(record["number"], tally, parts, rejects, record["rules"], pieces)
@@ -131,46 +128,21 @@ class Journal:
                 f"build cannot be resumed. {advice}"
             ) from None
 
-    def begin(
-        self, settings: JsonObject, num_builds: int, num_tasks: int | None = None
-    ) -> list[SealedSlice]:
+    def begin(self, settings: JsonObject, num_builds: int) -> list[SealedSlice]:
         """Start or resume a build; returns the slices that are sealed already.
 
         Args:
             settings: The settings and inputs.
             num_builds: How many builds the store has already.
-            num_tasks: How many tasks of a job array share the work; None if there are none.
 
         Raises:
             StoreError: the directory holds an unfinished build with other settings.
         """
         if self.begun(settings) is None:
             self.forget()  # records without settings: a build was killed while it removed them
-            self.record(settings, num_builds, num_tasks)
+            self.record(settings, num_builds)
         remove_file(self._failed)
         return self.sealed(remove=True)
-
-    @property
-    def num_tasks(self) -> int | None:
-        """How many tasks share the work of the unfinished build; None if there are none."""
-        found = (self._read_settings() or {}).get("num_tasks")
-        return None if found is None else int(found)
-
-    def end_task(self, task: int, num_slices: int) -> None:
-        """Record that a task has made all its slices; `num_slices` is the number of all slices."""
-        contents = {"build": self.identity, "task": task, "num_slices": num_slices}
-        write_file(self._path("task", task), [checked_json(contents)])
-        sync_directory(self._directory)
-
-    def ended_tasks(self) -> dict[int, int]:
-        """The tasks that have made all their slices, each with the number of all slices."""
-        found = {}
-        for path in self._directory.glob(".task-*.json"):
-            with suppress(ValueError):  # damaged: the task is repeated
-                contents = parse_checked(read_file(path))
-                if contents.get("build") == self.identity:
-                    found[int(contents["task"])] = int(contents["num_slices"])
-        return found
 
     def sealed(self, *, remove: bool = False) -> list[SealedSlice]:
         """The slices whose parts are on disk, in order, without those whose record is damaged.
@@ -208,14 +180,12 @@ class Journal:
     def _record_bytes(self, record: SealedSlice) -> bytes:
         return checked_json({"build": self.identity, "record": record.to_json()})
 
-    def record(self, settings: JsonObject, num_builds: int, num_tasks: int | None = None) -> None:
+    def record(self, settings: JsonObject, num_builds: int) -> None:
         """Write the settings of the build; see `begin`."""
         # Sealed slices stay valid if only the modification times in the settings change.
         before = self._read_settings() or {}
         build = before.get("build") or digest_json([settings, num_builds])
         contents = {"settings": settings, "num_builds": num_builds, "build": build}
-        if (num_tasks := num_tasks or before.get("num_tasks")) is not None:
-            contents["num_tasks"] = num_tasks
         # On disk before any part is written: parts without settings belong to no build.
         write_file(self._settings, [checked_json(contents)])
         sync_directory(self._directory)
@@ -297,8 +267,6 @@ class Journal:
     def end(self) -> None:
         """Remove the journal of a build whose manifest is written."""
         self.forget()
-        for path in self._directory.glob(".task-*.json"):
-            remove_file(path)
         remove_file(self._awaited)
         remove_file(self._failed)
         # Removed last: while this file exists, the next build sees that this one may be incomplete.

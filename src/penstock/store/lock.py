@@ -7,9 +7,6 @@ The lock is beside the store. If it were inside, deleting the store during a bui
 the lock as well: the next build would make a new one, and both would write. And a copy of a store
 that is being written would contain a lock file.
 
-Several tasks of one build may write at a time (see `penstock.store.tasks`): they share the lock,
-also from several machines, and nobody else gets it.
-
 The lock is the kernel's (`flock`, taken by filelock). The kernel releases it when the process that
 holds it ends for any reason, so nothing has to be cleaned up after a kill.
 
@@ -21,8 +18,6 @@ store to the directory that it writes (see `penstock.store.folders`).
 
 import os
 import stat
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,10 +27,7 @@ from filelock import FileLock, Timeout
 from penstock.errors import StoreBusyError, StoreError
 from penstock.paths import naming
 from penstock.store.files import read_file
-from penstock.store.folders import claimed, open_regular
-
-if sys.platform != "win32":
-    import fcntl
+from penstock.store.folders import claimed
 
 # Not 0: while its holder removes a lock, the lock still looks held for one attempt.
 _WAIT_SECONDS = 0.04
@@ -96,49 +88,6 @@ def locked(directory: Path, wait: float = _WAIT_SECONDS) -> Iterator[None]:
                 if _is_named(descriptor, path) and path.lstat().st_nlink == 1:
                     path.unlink()
             lock.release()
-
-
-@contextmanager
-def locked_by_task(directory: Path) -> Iterator[None]:
-    """Hold a share of the writer's lock of `directory`, as other tasks of the build may do too.
-
-    Raises:
-        StoreBusyError: another process holds the whole lock; see `locked`.
-    """
-    path = lock_path(directory)
-    descriptor = _shared(path, directory)
-    try:
-        with claimed(directory, lambda: _is_named(descriptor, path)):
-            yield
-    finally:
-        # Removed by the last holder alone, which gets the whole lock. If another process gets it
-        # first, that one removes the file.
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_named(descriptor, path) and path.lstat().st_nlink == 1:
-                path.unlink()
-        os.close(descriptor)
-
-
-def _shared(path: Path, directory: Path) -> int:
-    """Acquire a share of the lock at `path`; returns the descriptor of its file."""
-    until = time.monotonic() + _WAIT_SECONDS
-    while True:
-        descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
-        try:
-            with naming(path):
-                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if _is_named(descriptor, path):
-                kept, descriptor = descriptor, -1
-                return kept
-            # Otherwise the last holder removed this file after we opened it.
-        except BlockingIOError:
-            if time.monotonic() > until:
-                raise _busy(directory) from None
-            time.sleep(_POLL_SECONDS)
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
 
 
 def _busy(directory: Path) -> StoreBusyError:

@@ -27,13 +27,13 @@ from penstock.store.journal import Journal
 from penstock.store.manifest import FILE_NAME
 from penstock.store.part import SIDES
 
-# Every name that a build, a lock or a repair gives to a file of a store. Earlier versions also kept
+# Every name that a build or a lock gives to a file of a store. Earlier versions also kept
 # row indices there, in `.rows`.
 _OURS = re.compile(
     r"penstock\.json|part-\d+\.(tokens|bounds|origin|loss|checks)\.npy|rejects(-\d+)?\.jsonl"
     r"|parts-[0-9a-f]{16}\.npy"
-    r"|\.(stamps|building)\.json|\.(slice|ready|task)-\d+\.json|\.many-\d+|\.awaited|\.failed|\.lock"
-    r"|\.rows|\.repair|\..*\.tmp"
+    r"|\.(stamps|building)\.json|\.(slice|ready)-\d+\.json|\.many-\d+|\.awaited|\.failed|\.lock"
+    r"|\.rows|\.again|\..*\.tmp"
 )
 
 

@@ -323,7 +323,7 @@ def _character_border(file: InputFile, reading: ReadSettings, share: Decimal) ->
 
 def _blocks(file: InputFile, reading: ReadSettings) -> Iterator[tuple[int, bytes]]:
     """The text of a file in blocks, each with its offset."""
-    with closing(Expanded(file, reading.max_expansion)) as stream:
+    with closing(Expanded(file)) as stream:
         while block := stream.read(BLOCK_BYTES):
             yield stream.position - len(block), block
 

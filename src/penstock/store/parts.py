@@ -7,14 +7,12 @@ The number of files that are mapped at once is limited (`penstock.store.maps`), 
 Damage is noticed where it is read. Tokens and loss masks are checked in blocks of 64 KiB
 (`penstock.store.blocks`), each once per process, before it is first used: its checksum, and that
 its ids are in the vocabulary. Bounds and origins are checked as a whole. `PENSTOCK_CHECKSUMS=0`
-turns the checks of blocks off. Parts that an earlier version wrote have no checksums; their ids
-are checked all the same.
+turns the checks of blocks off.
 
 Reading a page that a file no longer has ends the process (SIGBUS). So the size of a file is
 compared again each time that its array is asked for, which readers do for every batch.
 """
 
-import hashlib
 import mmap
 import os
 import sys
@@ -26,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from penstock.errors import MissingStoreError, StoreError
@@ -45,16 +44,15 @@ from penstock.store.blocks import (
 )
 from penstock.store.files import HEADER_BYTES, array_layout, header
 from penstock.store.folders import open_to_read
-from penstock.store.manifest import CHECKED_KINDS, Manifest, PartRecord, part_file
+from penstock.store.manifest import CHECKED_KINDS, Manifest, PartRecord, exact_sum, part_file
 from penstock.store.maps import MappedFile, Maps, explained, files_at_once, keep_newest
-from penstock.store.part_table import exact_sum, token_counts
 
 if TYPE_CHECKING:
     from penstock.remote.downloads import MissingFile
 
 REPAIR_ADVICE = (
-    "Make it again from the inputs with `penstock repair` (in Python, penstock.repair), or copy it "
-    "from a good store."
+    "Run the same penstock.build again (penstock build), which makes missing files again from the "
+    "inputs; delete a damaged file first. Or copy the file from a good store."
 )
 # Runs that are checked while the next ones are loaded.
 _RUNS_AT_ONCE = 64
@@ -247,7 +245,10 @@ class PartFiles:
         return done
 
     def _sums(self, part: int, kind: str) -> NDArray[np.uint32] | None:
-        """The recorded checksums of the blocks of a file; None if the part has none."""
+        """The recorded checksums of the blocks of a file; None if the part has none.
+
+        Every part of a build has some. Sparse stores that tests and benchmarks make have none.
+        """
         record = self._parts[part]
         if "checks" not in record.files:
             return None
@@ -263,11 +264,11 @@ class PartFiles:
         path = self._path / part_file(record.number, "checks")
         with explained(path), self._open_file(record, "checks") as stream:
             data = stream.read()
-        found, expected = hashlib.sha256(data).hexdigest(), record.files["checks"][1]
+        found, expected = xxhash.xxh3_128(data).hexdigest(), record.files["checks"][1]
         if found != expected:
             raise StoreError(
-                f"{path} is damaged, or it is of another part or store: its SHA-256 is "
-                f"{found[:8]}…, but the manifest says {expected[:8]}…. {REPAIR_ADVICE}"
+                f"{path} is damaged, or it is of another part or store: its XXH3-128 is "
+                f"{found[:8]}…, but the store recorded {expected[:8]}…. {REPAIR_ADVICE}"
             )
         return np.frombuffer(data, "<u4", offset=HEADER_BYTES)
 
@@ -320,7 +321,7 @@ class PartFiles:
         if sys.platform == "win32" or self.read_in_order:  # Windows has no madvise
             return False
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        num_tokens = exact_sum(token_counts(self._parts))
+        num_tokens = exact_sum(self._parts.tokens)
         return num_tokens * int(self._dtype.itemsize) > memory // 2
 
 

@@ -237,7 +237,7 @@ class _Child:
         return WorkerError(
             f"A {what} before its part was finished. Linux kills processes when memory runs out. "
             "Finished parts are kept: run the same build again to resume it. To use less memory, "
-            "lower threads= (--threads) or memory= (--memory) of penstock.build."
+            "lower threads= (--threads) of penstock.build."
         )
 
     def claim_loss(self) -> bool:

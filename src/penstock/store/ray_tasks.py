@@ -32,11 +32,11 @@ from penstock.store.files import keep_freed_memory, remove_temporary
 from penstock.store.folders import claimed
 from penstock.store.job import Job
 from penstock.store.journal import Journal
-from penstock.store.memory import arrow_from_malloc, fitting_threads, num_slots
+from penstock.store.memory import arrow_from_malloc, num_slots
 from penstock.store.processes import cannot_send
 from penstock.store.slice_work import Advance, MadeSlice, Order, Stopped, Watch
 from penstock.store.threads import Take, ThreadRunner
-from penstock.tokenize.oracle import EncodedSample
+from penstock.tokenize.compare import EncodedSample
 
 # A slice takes seconds, so the nodes that disappear rarely hit one slice twice. A slice whose
 # worker dies this often is itself the reason: it needs too much memory, or crashes a library.
@@ -58,8 +58,7 @@ class RayRunner:
 
     def __init__(self, job: Job, address: str | None = None) -> None:
         self._ray, self._settings = _imported_ray(), job.settings
-        # The tasks of a job array write there too, and their temporary files are not ours.
-        self._directories = [job.directory / side for side in job.sides if job.share is None]
+        self._directories = [job.directory / side for side in job.sides]
         # Guards the rest. Notified when a slot has no task any more.
         self._idle = threading.Condition()
         self._tasks: dict[int, Any] = {}
@@ -137,9 +136,9 @@ class RayRunner:
             return
         self._counted = time.monotonic()
         cores = max(int(self._ray.cluster_resources().get("CPU", 0)), 1)
-        threads, memory = self._settings.threads, self._settings.memory
+        threads = self._settings.threads
         # The extra tasks wait until a core is free, so that no core waits for this process.
-        slots = num_slots(cores) if memory is None else fitting_threads(memory, cores, 1)
+        slots = num_slots(cores)
         # Never fewer than before: the threads of these slots are there already.
         self.num_slots = max(self.num_slots, min(slots, threads or slots))
 
@@ -165,7 +164,7 @@ def remote_job(job: Job) -> RemoteJob:
     """The job as other nodes need it."""
 
     def absolute(file: InputFile) -> InputFile:
-        if file.remote or file.is_stdin or file.texts is not None:
+        if file.remote or file.texts is not None:
             return file
         return replace(file, path=str(Path(file.path).absolute()))
 
@@ -240,7 +239,7 @@ def _refuse_unseen(remote: RemoteJob, journal: Journal, order: Order) -> None:
         )
     for span in order.piece.spans:
         file = job.files[span.file]
-        is_local = not (file.remote or file.is_stdin or file.texts is not None)
+        is_local = not (file.remote or file.texts is not None)
         if is_local and span.data is None and not Path(file.path).exists():
             raise MissingInputError(
                 f"The Ray node {_node()} does not find {file.path}. The nodes read the inputs "

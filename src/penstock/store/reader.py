@@ -293,7 +293,7 @@ class TokenStore:
         ...     store.load_tokenizer().decode(store.tokens(0, 3))
         'To be,'
         """
-        from penstock.tokenize.known import tokenizer_of
+        from penstock.tokenize.tokenizer import tokenizer_of
 
         return tokenizer_of(self.manifest.contents["tokenizer"], tokenizer)
 
@@ -309,7 +309,7 @@ class TokenStore:
     @property
     def has_loss(self) -> bool:
         """Whether a part has a loss mask."""
-        return bool(self.manifest.file_sizes("loss").any())
+        return self.manifest.has("loss")
 
     @property
     def tokenizer_record(self) -> dict[str, Any] | None:

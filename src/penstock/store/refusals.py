@@ -81,6 +81,13 @@ def _chat_advice(rejects: Sequence[Reject]) -> str:
     return ""
 
 
+_READ_DIFFERENTLY = (
+    "Repair the input, or change how it is read. With penstock.build, field= (--field) names the "
+    'field that holds the text, errors="replace" (--errors replace) puts U+FFFD where bytes are '
+    'not UTF-8, and documents="lines" (--documents lines) rejects single lines.',
+)
+
+
 def refuse_nothing(job: Job, done: Sequence[SealedSlice]) -> None:
     """Raise if the inputs hold no document that can be stored."""
     tally = Tally.total([Tally(), *(record.tally for record in done)])
@@ -96,10 +103,8 @@ def refuse_nothing(job: Job, done: Sequence[SealedSlice]) -> None:
         everything = "its only record was" if number == 1 else f"all {number:,} records were"
         raise SourceError(
             f"No document is left to store: {everything} rejected. The first: "
-            f"{job.located(rejects[0])}. {_chat_advice(rejects)}Repair the input, or change how it "
-            "is read. With penstock.build, field= (--field) names the field that holds the text, "
-            'errors="replace" (--errors replace) puts U+FFFD where bytes are not UTF-8, and '
-            'documents="lines" (--documents lines) rejects single lines.'
+            f"{job.located(rejects[0])}. {_chat_advice(rejects)}"
+            f"{_READ_DIFFERENTLY if job.chat is None else 'Repair the input.'}"
         )
     raise SourceError(
         f"The inputs hold no document, so there is nothing to build: {len(job.files):,} "
@@ -111,7 +116,7 @@ def refuse_nothing(job: Job, done: Sequence[SealedSlice]) -> None:
 def refuse_lost_bytes(job: Job, done: Sequence[SealedSlice]) -> None:
     """Raise if the counts do not cover every byte of the plain text files."""
     by_bytes = ("text", "jsonl", "json", "csv", "tsv")
-    if any(f.compression or f.is_stdin or f.format not in by_bytes for f in job.files):
+    if any(f.compression or f.format not in by_bytes for f in job.files):
         return  # how many bytes of text they hold is not known beforehand
     # If a byte is missing, two slices were cut at different borders. Then a document is lost or
     # cut in two, and no later check would find it.

@@ -5,7 +5,6 @@ that gets a pickled store uses the kept one: if the store was appended to in bet
 manifest would be that of other data.
 """
 
-import json
 import logging
 import os
 import re
@@ -17,7 +16,14 @@ from penstock.errors import MissingStoreError, RemoteError, StoreError
 from penstock.remote.address import StoreUrl
 from penstock.remote.objects import Objects, open_objects
 from penstock.store.files import cache_directory, digest_file, read_file, write_file
-from penstock.store.manifest import FILE_NAME, Manifest, parse_manifest, side_file
+from penstock.store.manifest import (
+    FILE_NAME,
+    JsonObject,
+    Manifest,
+    parse_manifest,
+    table_file,
+    with_table,
+)
 
 _log = logging.getLogger("penstock")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -54,8 +60,9 @@ def read_manifest_object(objects: Objects, url: StoreUrl, side: str = "") -> tup
     for attempt in range(_ATTEMPTS):
         data = objects.read(name)
         try:
-            fetch_table(objects, side, data, tables)
-            return data, parse_manifest(data, url / name, tables)
+            contents = parse_manifest(data, url / name)
+            fetch_table(objects, side, contents, tables)
+            return data, with_table(contents, url / name, tables)
         except StoreError:
             # A byte may have changed on its way, or an append has replaced the manifest. The
             # manifest has its own digest, so a later answer is as good as the first one.
@@ -64,24 +71,19 @@ def read_manifest_object(objects: Objects, url: StoreUrl, side: str = "") -> tup
     raise AssertionError
 
 
-def fetch_table(objects: Objects, side: str, data: bytes, directory: Path) -> None:
+def fetch_table(objects: Objects, side: str, contents: JsonObject, directory: Path) -> None:
     """Download the table of parts that a manifest needs, unless it is in `directory` already.
 
     Args:
         objects: The files of the store.
         side: The side of the split; "" without one.
-        data: The manifest. One that is damaged is ignored: whoever parses it reports that.
+        contents: The manifest as JSON.
         directory: Where the table is put. The name of a table contains its digest.
     """
-    try:
-        found = side_file(json.loads(data))
-    except (ValueError, KeyError, TypeError):
-        return
-    if found is None:
-        return
-    name, size, digest = found
+    entry = contents["parts"]
+    name = table_file(entry["sha256"])
     with suppress(OSError, StoreError):  # it is not there, or not a file
-        if digest_file(directory / name) == digest:
+        if digest_file(directory / name) == entry["xxh3_128"]:
             return
     try:
         table = objects.read(as_name(side, name))
@@ -90,10 +92,10 @@ def fetch_table(objects: Objects, side: str, data: bytes, directory: Path) -> No
             f"{objects.shown(as_name(side, name))} is missing. It lists the parts of the store. "
             "Copy it from a good store, or build the store again."
         ) from None
-    if len(table) != size or digest_bytes(table) != digest:
+    if len(table) != entry["bytes"] or digest_bytes(table) != entry["sha256"]:
         raise RemoteError(
-            f"{objects.shown(as_name(side, name))} has other contents than the manifest says: its "
-            f"SHA-256 is not {digest[:8]}…. The store is damaged, or the network changes bytes."
+            f"{objects.shown(as_name(side, name))} has other contents than the manifest says. The "
+            "store is damaged, or the network changes bytes."
         )
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_file(directory / name, [table])
@@ -111,7 +113,7 @@ def as_name(side: str, file: str) -> str:
 def _absent(objects: Objects, url: StoreUrl) -> StoreError:
     for side in ("train", "val"):
         try:
-            objects.head(f"{side}/{FILE_NAME}")
+            objects.size(f"{side}/{FILE_NAME}")
         except MissingStoreError:
             continue
         return StoreError(f"{url} was built with a split. Open {url / side} instead.")
@@ -129,7 +131,7 @@ def _kept(digest: str) -> Manifest | None:
     if not _DIGEST.fullmatch(digest) or not path.is_file():
         return None
     try:
-        found = parse_manifest(read_file(path), path, path.parent)
+        found = with_table(parse_manifest(read_file(path), path), path, path.parent)
     except (OSError, StoreError) as error:
         _log.debug("%s cannot be used: %r", path, error)
         return None
@@ -139,8 +141,7 @@ def _kept(digest: str) -> Manifest | None:
 
 def _mark_used(path: Path, manifest: Manifest) -> None:
     """Make a manifest and its table the last files to be removed: see `penstock.remote.cache`."""
-    tables = [path.parent / manifest.table[0]] if manifest.table else []
-    for each in (path, *tables):
+    for each in (path, path.parent / manifest.table):
         with suppress(OSError):  # it is not kept
             os.utime(each, follow_symlinks=False)
 

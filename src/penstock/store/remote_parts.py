@@ -2,7 +2,7 @@
 
 Only the files that are needed are downloaded: tokens with the checksums of their blocks, bounds
 where documents are read, and origins if they are asked for. A file gets its name on this machine
-after its SHA-256 was compared (`penstock.remote.cache`). Blocks of it are checked like those of a
+after its digest was compared (`penstock.remote.cache`). Blocks of it are checked like those of a
 local store. If one is damaged, the file is downloaded once more.
 """
 
@@ -42,9 +42,9 @@ class RemotePartFiles(PartFiles):
         files = [self._file_of(record, kind) for kind in wanted if kind in record.files]
         return [MissingFile(self._cache, file) for file in files if not self._cache.has(file)]
 
-    def download_anew(self, name: str, size: int, sha256: str) -> None:
-        """Download a file, also if it is on this machine, and compare it with its SHA-256."""
-        file = RemoteFile(name, size, sha256)
+    def download_anew(self, name: str, size: int, digest: str) -> None:
+        """Download a file, also if it is on this machine, and compare it with its digest."""
+        file = RemoteFile(name, size, digest)
         self._cache.remove(file)
         self._cache.fetch(file)
 
@@ -64,9 +64,7 @@ class RemotePartFiles(PartFiles):
             return super()._add(part, kind)
 
     def _open_file(self, record: PartRecord, kind: str) -> NamedFile:
-        # Without checksums of blocks, all of a file is compared that was here before.
-        is_compared = self.is_checked and "checks" not in record.files
-        return self._cache.open(self._file_of(record, kind), is_compared=is_compared)
+        return self._cache.open(self._file_of(record, kind))
 
     def _fetch_again(self, kind: str, parts: Sequence[int]) -> bool:
         """Remove files that are damaged on this machine, so that they are downloaded once more.

@@ -9,14 +9,12 @@
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.errors import StoreError
-from penstock.remote import open_objects
 from penstock.remote.address import StorePath, StoreUrl
-from penstock.store.destination import BUILDING
+from penstock.store.destination import staging_directory
 from penstock.store.folders import claim_of
 from penstock.store.job import Job
 from penstock.store.journal import Journal, SealedSlice
@@ -120,11 +118,7 @@ class LocalTarget:
 def was_interrupted(place: StorePath, *, overwrite: bool) -> bool:
     """Whether an unfinished build has left a record of a slice, so that it will be resumed."""
     if isinstance(place, StoreUrl):
-        with suppress(StoreError):  # whatever it is, the build reports it
-            names = [name for name, _ in open_objects(place.address).list(BUILDING)]
-            is_failed = f"{BUILDING}/failed" in names
-            return any("/slice-" in name for name in names) and not is_failed
-        return False
+        place = staging_directory(place)
     # With --overwrite, these are beside an old store that is finished.
     whole = place.resolve()  # "." has no name
     places = [whole, whole.parent / f".{whole.name}.new"][: 1 + overwrite]

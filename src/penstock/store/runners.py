@@ -12,8 +12,7 @@ from typing import Protocol
 from penstock.errors import StoreError
 from penstock.sources.slices import NOMINAL_EXPANSION
 from penstock.store.job import Job
-from penstock.store.memory import fitting_threads
-from penstock.store.processes import THREADS_EACH, ProcessRunner
+from penstock.store.processes import ProcessRunner
 from penstock.store.ray_tasks import RayRunner
 from penstock.store.slice_work import MadeSlice, Watch
 from penstock.store.threads import LiveRunner, Take, ThreadRunner
@@ -54,21 +53,19 @@ class Runner(Protocol):
 
 def runner_for(job: Job) -> Runner:
     """The runner that the settings of a build ask for."""
-    workers, memory = job.settings.workers, job.settings.memory
-    in_one = fitting_threads(memory, job.num_threads, job.num_threads)
+    workers, num_threads = job.settings.workers, job.num_threads
     if job.live:
-        return LiveRunner(job, in_one)
+        return LiveRunner(job, num_threads)
     if workers.startswith("ray"):
         return RayRunner(job, None if workers == "ray" else workers)
-    in_many = fitting_threads(memory, job.num_threads, THREADS_EACH)
     if workers == "processes":
-        return ProcessRunner(job, in_many, is_required=True)
-    if workers == "auto" and in_many > _FEW_THREADS and _text_bytes(job) >= _MUCH_TEXT:
+        return ProcessRunner(job, num_threads, is_required=True)
+    if workers == "auto" and num_threads > _FEW_THREADS and _text_bytes(job) >= _MUCH_TEXT:
         try:
-            return ProcessRunner(job, in_many, is_required=False)
+            return ProcessRunner(job, num_threads, is_required=False)
         except (StoreError, OSError) as error:  # OSError: the system allows no more processes
             _log.info("%s Threads are used.", error)
-    return ThreadRunner(job, in_one)
+    return ThreadRunner(job, num_threads)
 
 
 def _text_bytes(job: Job) -> float:

@@ -17,8 +17,7 @@ from pathlib import Path
 from penstock.digest import digest_bytes, digest_json
 from penstock.errors import MissingStoreError, StoreError
 from penstock.remote.address import StorePath, StoreUrl, store_path
-from penstock.store.manifest import FILE_NAME, MOST_LISTED, JsonObject, PartRecord
-from penstock.store.part_table import table_bytes
+from penstock.store.manifest import FILE_NAME, PartTable
 from penstock.store.reader import TokenStore
 
 # A build commits the second side a few fsyncs after the first one.
@@ -26,16 +25,9 @@ _WAIT_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 
 
-def generation_of(parts: Mapping[str, Sequence[PartRecord]]) -> str:
+def generation_of(parts: Mapping[str, PartTable]) -> str:
     """The digest of the parts of all sides, which the manifest of each side contains."""
-    return digest_json({side: _entries(parts[side]) for side in sorted(parts)})
-
-
-def _entries(parts: Sequence[PartRecord]) -> list[JsonObject] | str:
-    """The entries of the parts of a side, or the digest of their table if there are many."""
-    if len(parts) > MOST_LISTED:
-        return digest_bytes(table_bytes(parts))
-    return [part.to_json() for part in parts]
+    return digest_json({side: digest_bytes(parts[side].to_bytes()) for side in sorted(parts)})
 
 
 def open_sides(directory: str | os.PathLike[str]) -> tuple[TokenStore, TokenStore]:
@@ -72,7 +64,7 @@ def has_file(path: StorePath, name: str) -> bool:
     from penstock.remote.objects import open_objects
 
     try:
-        open_objects(path.address).head(name)
+        open_objects(path.address).size(name)
     except MissingStoreError:
         return False
     return True
@@ -116,7 +108,6 @@ def _of_another_build(stores: Sequence[TokenStore]) -> tuple[TokenStore, TokenSt
         if contents["side"] is None:  # stores that were built separately in one directory
             continue
         first = seen.setdefault(store.path.absolute().parent, store)
-        # Stores of earlier versions have no generation.
         if first.manifest.contents.get("generation") != contents.get("generation"):
             return first, store
     return None

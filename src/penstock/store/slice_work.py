@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from penstock.sources.digests import SpanDigests
 from penstock.sources.document import Batch, Tally
 from penstock.sources.slices import Slice
-from penstock.store.files import refuse_unlike, sync_directory, sync_file
+from penstock.store.files import sync_directory, sync_file
 from penstock.store.inputs import Pieces, piece_digests
 from penstock.store.job import Job
 from penstock.store.journal import SealedSlice
 from penstock.store.manifest import part_file
 from penstock.store.part import Encoded, PartBuilder
-from penstock.tokenize.oracle import EncodedSample, SliceSample, compare
+from penstock.tokenize.compare import EncodedSample, SliceSample, compare
 
 if TYPE_CHECKING:
     from penstock.chat.chat import TurnReport
@@ -222,16 +222,10 @@ def sync_parts(done: TokenizedSlice, digests: Callable[[], Pieces] | None = None
         digests: Returns `done.input_digests()`, which another thread may have computed already.
     """
     job, record = done.job, done.record
-    paths = {
-        job.directory / side / part_file(part.number, kind): digest
-        for side, part in record.parts.items()
-        for kind, (_, digest) in part.files.items()
-    }
-    for path, digest in paths.items():
-        if job.live:
-            sync_file(path)
-        if job.settings.read_back:
-            refuse_unlike(path, digest)
+    if job.live:
+        for side, part in record.parts.items():
+            for kind in part.files:
+                sync_file(job.directory / side / part_file(part.number, kind))
     record.pieces = done.input_digests() if digests is None else digests()
     # The names of the parts are synced before the record is written: a record that survives a
     # power cut must not name files that did not survive it.

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from penstock.errors import StoreError
 from penstock.remote.address import StoreUrl
 from penstock.sources.settings import separator_in
-from penstock.store.manifest import CHECKED_KINDS, FILE_NAME, JsonObject
-from penstock.store.part_table import exact_sum
+from penstock.store.manifest import FILE_NAME, JsonObject
 from penstock.store.reader import TokenStore, manifest_at
 
 _AT_ONCE = 1 << 20
@@ -82,8 +81,6 @@ class Summary:
     bos_id: int | None
     dtype: str
     num_parts: int
-    num_unchecked: int
-    """Parts of earlier versions, which have no checksums to compare when they are read."""
     disk_bytes: int
     num_builds: int
     """The first build and all appends."""
@@ -112,8 +109,7 @@ def summarize(store: TokenStore) -> Summary:
     """
     manifest, contents = store.manifest, store.manifest.contents
     builds = manifest.builds
-    files = sum(exact_sum(manifest.file_sizes(kind)) for kind in (*CHECKED_KINDS, "checks"))
-    files += manifest.table[1] if manifest.table else 0
+    files = manifest.parts.num_bytes + manifest.contents["parts"]["bytes"]
     masks = (store.part_array(part, "loss") for part in range(len(manifest.parts)))
     is_chat = "chat" in contents
     logs = sum(done["rejects"]["bytes"] for done in builds)
@@ -133,7 +129,6 @@ def summarize(store: TokenStore) -> Summary:
         bytes_per_token=bytes_per_token(store),
         lengths=_lengths(*count_lengths(store)) if len(store) else None,
         num_parts=len(manifest.parts),
-        num_unchecked=manifest.num_unchecked,
         disk_bytes=files + logs + _manifest_bytes(store),
         num_builds=len(builds),
         inputs=tuple(manifest.inputs),
@@ -150,7 +145,7 @@ def _manifest_bytes(store: TokenStore) -> int:
     if isinstance(path, StoreUrl):
         from penstock.remote.objects import open_objects
 
-        return open_objects(path.address).head(FILE_NAME).size
+        return open_objects(path.address).size(FILE_NAME)
     return (path / FILE_NAME).stat().st_size
 
 

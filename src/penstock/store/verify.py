@@ -2,9 +2,10 @@
 
 `verify` compares every byte of a store with its manifest.
 
-A single flipped bit is found: in the manifest by its own digest, in every other file by its
-SHA-256. The meaning of the bytes is checked too: the ends of documents ascend to the end of the
-tokens, ids are in the vocabulary, and origins name inputs that exist.
+A single flipped bit is found: in the manifest by its own digest, in every other file by the digest
+that the manifest or its table records. The meaning of the bytes is checked too: the ends of
+documents ascend to the end of the tokens, ids are in the vocabulary, and origins name inputs that
+exist.
 
 The digest of a store is that of its manifest, which is written last. So a loader state that is
 saved before the store is finished contains another digest. `chain` computes it from the settings
@@ -36,17 +37,18 @@ from penstock.remote.address import StoreUrl
 from penstock.store.files import digest_file
 from penstock.store.manifest import (
     CHECKED_KINDS,
+    INPUT_DIGEST,
     JsonObject,
     PartRecord,
     part_file,
     rejects_file,
 )
-from penstock.store.manifest_checks import INPUT_DIGESTS
 from penstock.store.parts import REPAIR_ADVICE
 from penstock.store.reader import TokenStore
 from penstock.store.sides import stores_at
 
 _SHOWN = 5
+_FILES_SHOWN = 20
 # The digests of `chain` that were computed. A loader saves its state often, so they are kept.
 _chains: "WeakKeyDictionary[TokenStore, list[str]]" = WeakKeyDictionary()
 
@@ -64,7 +66,7 @@ def verify(
         progress: Called with the number of checked parts and the number of all parts.
 
     Raises:
-        StoreError: something is wrong; the message names the file and the problem.
+        StoreError: something is wrong; the message names the files and their problems.
     """
     stores = [verify_store(TokenStore(each), progress) for each in stores_at(path).values()]
     return stores[0]
@@ -74,33 +76,46 @@ def verify_store(
     store: TokenStore, progress: Callable[[int, int], None] | None = None
 ) -> TokenStore:
     """Check the whole of an open store; see `verify`."""
+    damaged: list[str] = []
     for number, done in enumerate(store.manifest.builds):
-        log = (rejects_file(number), done["rejects"]["bytes"], done["rejects"]["sha256"])
-        _check_file(store, *log)
+        log = (rejects_file(number), done["rejects"]["bytes"], done["rejects"]["xxh3_128"])
+        damaged += _damage(store, *log)
     for number, part in enumerate(store.manifest.parts):
-        for kind, (size, digest) in part.files.items():
-            _check_file(store, part_file(part.number, kind), size, digest)
-        _check_meaning(store, number, part)
+        found = [
+            problem
+            for kind, (size, digest) in part.files.items()
+            for problem in _damage(store, part_file(part.number, kind), size, digest)
+        ]
+        damaged += found
+        if not found:
+            _check_meaning(store, number, part)
         if progress:
             progress(number + 1, len(store.manifest.parts))
+    if damaged:
+        more = len(damaged) - _FILES_SHOWN
+        rest = f"; and {more:,} more files" if more > 0 else ""
+        kind = (
+            MissingStoreError if all(each.endswith("missing") for each in damaged) else StoreError
+        )
+        raise kind(f"{'; '.join(damaged[:_FILES_SHOWN])}{rest}. {REPAIR_ADVICE}")
     return store
 
 
-def _check_file(store: TokenStore, name: str, size: int, digest: str) -> None:
+def _damage(store: TokenStore, name: str, size: int, digest: str) -> list[str]:
+    """What is wrong with a file of the store; empty if it is intact."""
     path = store.path / name
     if isinstance(path, StoreUrl):
         from penstock.store.remote_parts import RemotePartFiles
 
         assert isinstance(store.files, RemotePartFiles)  # as the path is a URL
         store.files.download_anew(name, size, digest)
-        return
-    if problem := file_problem(path, size, digest):
-        kind = StoreError if path.exists() else MissingStoreError
-        raise kind(f"{path} {problem}. {REPAIR_ADVICE}")
+        return []
+    problem = file_problem(path, size, digest)
+    return [f"{path} {problem}"] if problem else []
 
 
 def file_problem(path: Path, size: int, digest: str, *, says: str = "the manifest") -> str | None:
-    """What is wrong with a file that `says` records with this size and SHA-256, or None."""
+    """What is wrong with a file that `says` records with this size and digest, or None."""
     try:
         found = path.stat().st_size
     except FileNotFoundError:
@@ -110,7 +125,7 @@ def file_problem(path: Path, size: int, digest: str, *, says: str = "the manifes
         return f"has {found:,} bytes, but {says} says {size:,}"
     actual = digest_file(path)
     if actual != digest:
-        return f"is damaged: its SHA-256 is {actual[:8]}…, but {says} says {digest[:8]}…"
+        return f"is damaged: its XXH3-128 is {actual[:8]}…, but {says} says {digest[:8]}…"
     return None
 
 
@@ -241,12 +256,5 @@ def recorded_names(names: Sequence[str]) -> list[str]:
 
 
 def comparable(inputs: Sequence[JsonObject]) -> list[JsonObject]:
-    """The inputs of a manifest as a new build describes them: without digests.
-
-    Manifests of earlier versions have names as the user wrote them; these are converted.
-    """
-    names = recorded_names([each["name"] for each in inputs])
-    return [
-        {key: value for key, value in each.items() if key not in INPUT_DIGESTS} | {"name": name}
-        for each, name in zip(inputs, names, strict=True)
-    ]
+    """The inputs of a manifest as a new build describes them: without digests."""
+    return [{key: each[key] for key in each if key != INPUT_DIGEST} for each in inputs]

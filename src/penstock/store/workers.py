@@ -10,7 +10,7 @@ journal. Slices are sealed in any order, but parts have the order of the slices.
 import logging
 import threading
 
-from penstock.errors import TokenMismatchError
+from penstock.errors import DiskFullError, TokenMismatchError
 from penstock.sources.document import Tally
 from penstock.sources.slices import Slice
 from penstock.store.files import keep_freed_memory
@@ -36,8 +36,6 @@ class Workers:
         self._cutting = threading.Lock()
         self._slices = job.slices()
         self._first: int | None = None  # the slice that holds the first documents
-        self.num_slices = 0
-        """How many slices were cut so far; when the run has ended, all."""
         self._total_bytes = sum(file.size for file in job.files)
         # Guards everything from here to `_rules_seen`.
         self._lock = threading.Lock()
@@ -84,9 +82,11 @@ class Workers:
             for worker in filter(threading.Thread.is_alive, workers):
                 worker.join(timeout=1.0 / len(workers))
         if isinstance(self._error, TokenMismatchError):
-            # Sealed slices may hold wrong ids too, and the same build with engine="tokenizers"
-            # would keep them. So their records are removed.
+            # Sealed slices may hold wrong ids too, and the same build with another
+            # engine would keep them. So their records are removed.
             self._journal.forget()
+        if isinstance(self._error, DiskFullError):
+            self._error.add_note(self._needed())
         if self._error is not None:
             raise self._error
         self._bad.refuse_bad(self._sealed, ended=True)
@@ -106,6 +106,21 @@ class Workers:
             num_documents=done.tally.documents,
             num_tokens=done.num_tokens,
             num_rejects=done.tally.rejected,
+        )
+
+    def _needed(self) -> str:
+        """Return how much room the store needs, for the error of a full disk."""
+        done = self._done
+        if not done.num_tokens or not done.disk_bytes:
+            return f"The inputs of this store have {self._total_bytes:,} bytes."
+        # The tokens so far, of the bytes that were read so far. Bounds and checksums are small.
+        share = self._total_bytes / min(done.disk_bytes, self._total_bytes)
+        whole = round(done.num_tokens * self._job.tokenizer.dtype.itemsize * share)
+        parts = [part for each in self._sealed.values() for part in each.parts.values()]
+        written = sum(size for part in parts for size, _ in part.files.values())
+        return (
+            f"The whole store needs about {whole:,} bytes, of which {written:,} are written: make "
+            f"room for about {max(0, whole - written):,} more."
         )
 
     def _start_slots(self, runner: Runner, workers: list[threading.Thread]) -> None:
@@ -149,11 +164,8 @@ class Workers:
             if self._stop.is_set():
                 raise Stopped
             # Slices do not depend on who cuts them, so those that an earlier run sealed are
-            # cut again and skipped: the numbers of the others stay the same. So are the slices of
-            # other tasks.
-            self.num_slices = piece.index + 1
-            task, num_tasks = self._job.share or (0, 1)
-            if piece.index % num_tasks == task and piece.index not in self._sealed:
+            # cut again and skipped: the numbers of the others stay the same.
+            if piece.index not in self._sealed:
                 return piece
             self._advance(Advance(piece.disk_bytes, Tally(), 0, []))
         return None

@@ -18,10 +18,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, final, overload
 
+import numpy as np
+
 from penstock.digest import canonical_json
 from penstock.errors import StoreBusyError, StoreError, UnknownLengthError
 from penstock.rows.protocol import Array, Settings
-from penstock.store.manifest import FILE_NAME, Manifest, PartRecord, read_manifest, shared_settings
+from penstock.store.manifest import (
+    FILE_NAME,
+    Manifest,
+    PartRecord,
+    PartTable,
+    read_manifest,
+    shared_settings,
+)
 from penstock.store.reader import TokenStore
 from penstock.store.verify import comparable, differences
 from penstock.streaming.waits import StallTimer, pause
@@ -98,7 +107,7 @@ class StreamedStore:
         self._asked = -1.0  # when a waiting reader was last reported to the builder
         build = {key: stamped[key] for key in ("reading", "inputs")}
         contents = {"dtype": dtype, **shared_settings(stamped), "builds": [build]}
-        self._manifest = Manifest("", contents, ())
+        self._manifest = Manifest("", contents, PartTable.of((), np.dtype(dtype).itemsize))
         self._sealed = False
         self._num_coming = 0
         # Weak, because a snapshot refers to its stream: the build of a stream that nothing else
@@ -219,14 +228,15 @@ class StreamedStore:
         self._num_coming = self._journal.num_coming(self._num_slices)
         if parts:
             known = self._manifest
-            self._manifest = Manifest("", known.contents, (*known.parts, *parts))
+            self._manifest = Manifest("", known.contents, known.parts.followed_by(parts))
 
     def _refuse_other(self, manifest: Manifest) -> None:
         """Raise if the manifest is of another build, or has other parts than were read."""
         found = {**manifest.settings, "inputs": comparable(manifest.builds[0]["inputs"])}
         known = self._manifest.parts
         ours = {key: self._stamped[key] for key in found if key in self._stamped}
-        if canonical_json(found) != canonical_json(ours) or manifest.parts[: len(known)] != known:
+        has_parts = manifest.parts[: len(known)] == known[:]
+        if canonical_json(found) != canonical_json(ours) or not has_parts:
             raise StoreError(
                 f"{self.path} is a finished store that was built with other settings: "
                 f"{differences(found, ours) or 'its parts differ'}. Choose another directory, "

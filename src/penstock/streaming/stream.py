@@ -18,7 +18,7 @@ from penstock.remote.address import StoreUrl, store_path
 from penstock.sources.settings import Format
 from penstock.store.build import begin, execute
 from penstock.store.files import room_for
-from penstock.store.job import BuildProgress, BuildSettings, EngineName, Inputs, Job, prepare
+from penstock.store.job import BuildProgress, BuildSettings, Inputs, Job, prepare
 from penstock.store.journal import Journal
 from penstock.store.lock import lock_path, locked
 from penstock.store.manifest import FILE_NAME
@@ -39,14 +39,10 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
     documents: str = "auto",
     field: str = "text",
     errors: Literal["strict", "replace"] = "strict",
-    newlines: Literal["keep", "lf"] = "keep",
     eos: bool | str = True,
     bos: bool | str = False,
     special_tokens: SpecialTokens = "text",
     max_bad: float = 0.001,
-    max_document_bytes: int = 1 << 30,
-    max_expansion: int = 200,
-    engine: EngineName = "auto",
     threads: int | None = None,
     timeout: float = 600.0,
 ) -> StreamedStore:
@@ -71,15 +67,10 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
         field: The JSON field or table column that holds the text.
         errors: What to do with documents that are not UTF-8: "strict" rejects them, "replace"
             replaces invalid bytes.
-        newlines: "lf" turns Windows line ends (CRLF) into line feeds.
         eos: Whether a document ends with the tokenizer's end token, or the name of the token.
         bos: Whether a document begins with the tokenizer's start token, or the name of the token.
         special_tokens: "text" takes `<|endoftext|>` in a document as text, "parse" as a token.
         max_bad: How many rejected records to allow: a share of all records, or a number.
-        max_document_bytes: Longer documents are rejected.
-        max_expansion: Compressed files that expand to more than this many times their size are
-            refused.
-        engine: The program that tokenizes; the ids are the same.
         threads: How many slices may be tokenized at once while a reader waits. Changes speed and
             memory only.
         timeout: A reader raises an error if no slice is sealed for this many seconds.

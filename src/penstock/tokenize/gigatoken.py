@@ -3,9 +3,9 @@
 gigatoken is about 100 times as fast as `tokenizers` on the same documents. penstock does not trust
 it to give the same ids:
 
-- `GigatokenEngine` refuses definitions that `supported` does not list.
-- Documents with one of the characters in `code_points` are encoded by `tokenizers`.
-- A build compares both engines on its first documents, and on samples of every slice (`oracle`).
+- `GigatokenEngine` refuses definitions that are not among those that were compared (`supported`).
+- `tokenizers` encodes the documents with one of the characters in code_points.txt.
+- A build compares both engines on its first documents, and on samples of every slice (`compare`).
 """
 
 import itertools
@@ -27,15 +27,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import TokenizerError
-from penstock.tokenize.arrow import ArrowTexts, as_texts
-from penstock.tokenize.code_points import cut, find
 from penstock.tokenize.definition import Definition
-from penstock.tokenize.engines import Encoded, TokenizersEngine, offsets_of, text_buffers
-from penstock.tokenize.screen import usable
-from penstock.tokenize.supported import is_byte_level, knows_symbols, may_cut, refusal
+from penstock.tokenize.engines import (
+    ArrowTexts,
+    Encoded,
+    TokenizersEngine,
+    as_texts,
+    offsets_of,
+    text_buffers,
+)
+from penstock.tokenize.supported import cut, find, knows_symbols, may_cut, refusal
 
 EngineChoice = Literal["auto", "gigatoken", "tokenizers"]
-
 
 _log = logging.getLogger("penstock")
 # Digests of the tokenizers that were logged as slow in this process.
@@ -56,13 +59,6 @@ def choose_engine(
     """
     if engine not in ("auto", "gigatoken", "tokenizers"):
         raise TokenizerError(f'engine={engine!r} is not "auto", "gigatoken" or "tokenizers".')
-    with usable(definition.name):
-        return _chosen(definition, engine, parse=parse)
-
-
-def _chosen(
-    definition: Definition, engine: EngineChoice, *, parse: bool
-) -> "GigatokenEngine | TokenizersEngine":
     reason = ""
     if engine != "tokenizers":
         try:
@@ -70,13 +66,10 @@ def _chosen(
         except Exception as error:  # noqa: BLE001  (gigatoken raises several types)
             # Only the first line is kept: the others name a location in gigatoken's source.
             reason = str(error).partition("\n")[0]
-            if not isinstance(error, TokenizerError):
-                reason = f"it cannot load it: {reason}"
     if engine == "gigatoken":
         raise TokenizerError(
             f'gigatoken is not used for {definition.name}: {reason}. Use engine="auto" '
-            "of penstock.load_tokenizer or penstock.build (--engine auto), which encodes with "
-            "tokenizers here."
+            "of penstock.load_tokenizer, which encodes with tokenizers here."
         )
     slow = TokenizersEngine(definition, parse=parse)
     slow.load()
@@ -87,8 +80,7 @@ def _chosen(
         _log.warning(
             f"gigatoken is not used for {definition.name}: {reason}. tokenizers encodes instead, "
             'which gives the right ids and takes about 100 times as long. engine="tokenizers" '
-            "of penstock.load_tokenizer or penstock.build (--engine tokenizers) chooses it without "
-            "this message."
+            "of penstock.load_tokenizer chooses it without this message."
         )
     return slow
 
@@ -111,17 +103,17 @@ class GigatokenEngine:
 
     def __init__(self, definition: Definition, *, parse: bool) -> None:
         self.reference = TokenizersEngine(definition, parse=parse)
-        """Encodes the documents that contain one of the characters in `code_points`."""
+        """Encodes the documents that contain one of the characters in code_points.txt."""
         plain = self.reference.plain
         # If special tokens are text, gigatoken gets a changed definition, which must be supported.
         config = definition.config if plain is None else plain.config()
-        if reason := refusal(config, parse=parse):
-            raise TokenizerError(reason)
+        if part := refusal(config, parse=parse):
+            raise TokenizerError(f"{part} is not among those that were compared with tokenizers")
         self._text = definition.text if plain is None else json.dumps(plain.gigatoken_config())
         self._definition = definition
         self._may_cut = may_cut(definition, parse=parse)
         # Unicode tables matter to split patterns and NFC; BPE with byte fallback has neither.
-        self._has_listed = is_byte_level(definition)
+        self._has_listed = not definition.config["model"].get("byte_fallback")
         self._has_symbols = knows_symbols(definition)
         # One is loaded now, so that a definition that gigatoken cannot load raises here.
         first = _load_gigatoken(self._text)

@@ -1,4 +1,4 @@
-r"""The tokenizer definitions for which gigatoken is known to give the right ids.
+r"""The tokenizer definitions and characters for which gigatoken is known to give the right ids.
 
 gigatoken loads more definitions than it implements: it ignores `single_word`, `use_regex=False` and
 `end_of_word_suffix`, for example, and then gives ids that `tokenizers` does not give. So this
@@ -12,14 +12,29 @@ Two kinds of models are listed:
     fallback
 
 The tests compare every entry with `tokenizers`. A new release of gigatoken must pass them before it
-is added to `VERSIONS`. `code_points` has the characters that both libraries treat differently even
-for the definitions listed here.
+is added to `VERSIONS`.
+
+Even for these definitions, both libraries treat some characters differently. Both split text by
+Unicode's classes (letter, number, mark), and one definition in five also normalizes the text. But
+each library has its own version of the Unicode tables. A code point that was assigned between the
+two versions is a letter to one library and unassigned to the other: "\\U000323b0's" is two tokens
+or three. code_points.txt has these code points, from a comparison of all 1.1 million:
+
+    python benchmarks/code_points.py
+
+They belong to rare scripts and recent additions, so ordinary text has none of them, and the search
+for them must be fast: `find` reads English at about 15 GB/s, gigatoken at 0.2 GB/s.
 """
 
+import re
 from functools import cache
+from pathlib import Path
 
-from penstock.tokenize.definition import Config, Definition
-from penstock.tokenize.gpt2 import byte_alphabet
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from penstock.tokenize.definition import Config, Definition, byte_alphabet
 from penstock.tokenize.special_tokens import merge_pair
 
 VERSIONS = ("0.10.",)
@@ -82,26 +97,45 @@ _DEEPSEEK = (
 )
 PATTERNS = frozenset([*(("|".join(each),) for each in _ALTERNATIVES), _DEEPSEEK])
 
+# In no listed pattern does a token contain a space after a character that is not blank, or a
+# newline after a letter or digit (some have newlines after punctuation). The patterns look ahead
+# only after blanks, and never back. So a piece is split as in the whole text, whatever follows.
+# Wide characters in UTF-8: 0xE4 to 0xE9 begin the ideographs, E3 80 82 is the full stop, and EF BC
+# begins wide punctuation.
+_CUT = re.compile(
+    rb"[!-~](?= )|[0-9A-Za-z](?=\n)"
+    rb"|(?:[\xe4-\xe9][\x80-\xbf]{2}|\xe3\x80\x82|\xef\xbc[\x80-\xbf])\n(?=[\xe4-\xe9])"
+)
+_BLOCK = 1 << 12
+_ROWS = 64  # blocks handled together; temporary arrays of 256 kB stay in the cache
+_DENSE = 50  # if more than one byte in 50 is a candidate, all bytes are compared instead
+_NOWHERE = np.zeros(0, np.int64)
+
 
 def refusal(config: Config, *, parse: bool) -> str | None:
-    """The reason why gigatoken's ids may differ from those of `tokenizers`; None if they do not.
+    """The part of a tokenizer.json that was not compared; None if gigatoken's ids are right.
 
     Args:
         config: The tokenizer.json.
         parse: Whether a special token in a text is parsed as that token.
     """
     # The order matters: the checks of added tokens assume one of the listed models.
-    return (
-        _version_reason()
-        or _model_reason(config["model"])
-        or _split_reason(config)
-        or _token_reason(config, parse=parse)
-    )
+    release = _release()
+    if not release.startswith(VERSIONS):
+        return f"gigatoken {release}"
+    if not _is_known_model(config["model"]):
+        return f"its model ({config['model'].get('type', 'BPE')})"
+    if not _is_known_split(config):
+        return "its normalizer or pre-tokenizer"
+    return None if _has_known_tokens(config, parse=parse) else "one of its added tokens"
 
 
-def is_byte_level(definition: Definition) -> bool:
-    """Whether the model's symbols are bytes; otherwise it is BPE with byte fallback."""
-    return not definition.config["model"].get("byte_fallback")
+@cache
+def _release() -> str:
+    # Imported here, because it takes 20 ms: rows without a known tokenizer are shown as ids.
+    from importlib.metadata import version
+
+    return version("gigatoken")
 
 
 def knows_symbols(definition: Definition) -> bool:
@@ -113,91 +147,60 @@ def knows_symbols(definition: Definition) -> bool:
 def may_cut(definition: Definition, *, parse: bool) -> bool:
     """Whether a listed definition gives the same ids for a text and for the text cut in two.
 
-    The cuts are those of `penstock.tokenize.code_points.cut`. Every listed pattern splits the text
-    there, whatever else is in the text. But an added token that contains a blank, or that strips
-    the blanks beside it, could match across the cut, and `add_prefix_space` would put a space
-    before each piece.
+    The cuts are those of `cut`. Every listed pattern splits the text there, whatever else is in the
+    text. But an added token that contains a blank, or that strips the blanks beside it, could match
+    across the cut, and `add_prefix_space` would put a space before each piece. A model with byte
+    fallback has no pattern.
     """
     active = _active(definition.added_tokens, parse=parse)
     strips = any(map(_strips, active))
     has_blank = any(char.isspace() for token in active for char in token["content"])
-    return is_byte_level(definition) and not (
-        strips or has_blank or _is_prefixed(definition.config)
-    )
+    is_byte_level = not definition.config["model"].get("byte_fallback")
+    return is_byte_level and not (strips or has_blank or _is_prefixed(definition.config))
 
 
-@cache
-def _version_reason() -> str | None:
-    # Imported here, because it takes 20 ms: rows without a known tokenizer are shown as ids.
-    from importlib.metadata import version
-
-    found = version("gigatoken")
-    if found.startswith(VERSIONS):
-        return None
-    return f"gigatoken {found} was not compared with tokenizers; {VERSIONS[-1]}x was"
-
-
-def _model_reason(model: Config) -> str | None:
-    kind = model.get("type", "BPE" if "merges" in model else None)
-    if kind != "BPE":
-        return f"its model is {kind}, and gigatoken has BPE"
-    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
-        if model.get(key):
-            return f"its model has {key}={model[key]!r}"
-    if unknown := sorted(model.keys() - _MODEL_KEYS):
-        return f"its model has the unknown setting {unknown[0]!r}"
+def _is_known_model(model: Config) -> bool:
     vocab = model.get("vocab")
+    # Files of early versions have no type; only BPE models have merges.
+    if model.get("type", "BPE" if "merges" in model else None) != "BPE":
+        return False
+    unlike = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
+    if model.keys() - _MODEL_KEYS or any(model.get(key) for key in unlike):
+        return False
     if not isinstance(vocab, dict) or len(set(vocab.values())) != len(vocab):
-        return "its vocabulary gives one id to two tokens"
+        return False  # one id for two tokens
     if max(vocab.values(), default=0) >= _MAX_VOCAB_SIZE:
-        return f"its vocabulary has ids above {_MAX_VOCAB_SIZE:,}"
-    return (_fallback_reason if model.get("byte_fallback") else _byte_level_reason)(model)
+        return False
+    return _is_known_fallback(model) if model.get("byte_fallback") else _is_known_byte_level(model)
 
 
-def _byte_level_reason(model: Config) -> str | None:
+def _is_known_byte_level(model: Config) -> bool:
     vocab = model["vocab"]
     alphabet = byte_alphabet()
     if not alphabet.keys() <= vocab.keys():
-        return "its vocabulary lacks some bytes"
-    if set().union(*vocab) <= alphabet.keys():
-        return None
+        return False
     # A token with other characters is not written in the byte alphabet (DeepSeek's special tokens).
     # `tokenizers` never finds it in a text, but gigatoken reads it as its bytes in UTF-8.
     plain = [token for token in vocab if not alphabet.keys() >= set(token)]
-    if model.get("ignore_merges"):
-        return f"its vocabulary has {plain[0]!r}, which is not byte-level, with ignore_merges"
+    if not plain or model.get("ignore_merges"):
+        return not plain
     letters = {byte: letter for letter, byte in alphabet.items()}
-    for token in plain:
-        if "".join(letters[byte] for byte in token.encode()) in vocab:
-            return f"its vocabulary has {token!r} twice, once in bytes"
-    return None
+    return not any("".join(letters[byte] for byte in token.encode()) in vocab for token in plain)
 
 
-def _fallback_reason(model: Config) -> str | None:
-    if not model["vocab"].keys() >= _BYTE_TOKENS:
-        return "its vocabulary lacks some of the tokens <0x00> to <0xFF>"
-    if model.get("ignore_merges"):
-        return "its model has byte_fallback with ignore_merges"
-    parts = {part for merge in model["merges"] for part in merge_pair(merge)}
-    return None if parts.isdisjoint(_BYTE_TOKENS) else "its merges join byte tokens"
+def _is_known_fallback(model: Config) -> bool:
+    if not model["vocab"].keys() >= _BYTE_TOKENS or model.get("ignore_merges"):
+        return False
+    return _BYTE_TOKENS.isdisjoint(part for merge in model["merges"] for part in merge_pair(merge))
 
 
-def _split_reason(config: Config) -> str | None:
-    """The reason if the normalizer or the pre-tokenizer is not one of those that were compared."""
+def _is_known_split(config: Config) -> bool:
+    """Whether the normalizer and the pre-tokenizer were compared."""
     normalizers = _steps(config.get("normalizer"), "normalizers")
     steps = _steps(config.get("pre_tokenizer"), "pretokenizers")
     if config["model"].get("byte_fallback"):
-        kind, shown = "steps", [*normalizers, *steps]
-        is_known = _is_sentencepiece(normalizers, steps)
-    elif any(step != {"type": "NFC"} for step in normalizers):
-        kind, shown, is_known = "normalizer", normalizers, False
-    else:
-        kind, shown, is_known = "pre-tokenizer", steps, _is_known_split(steps)
-    if is_known:
-        return None
-    # Each step is cut to 200 characters: a precompiled character map would fill the screen.
-    text = ", ".join(str(step)[:200] for step in shown) or "none"
-    return f"its {kind} is not among those that were compared: {text}"
+        return _is_sentencepiece(normalizers, steps)
+    return all(step == {"type": "NFC"} for step in normalizers) and _is_known_pattern(steps)
 
 
 def _steps(step: Config | None, key: str) -> list[Config]:
@@ -207,7 +210,7 @@ def _steps(step: Config | None, key: str) -> list[Config]:
     return step.get(key, []) if step.get("type") == "Sequence" else [step]
 
 
-def _is_known_split(steps: list[Config]) -> bool:
+def _is_known_pattern(steps: list[Config]) -> bool:
     """Whether the steps are ByteLevel with GPT-2's pattern, or known patterns and ByteLevel."""
     *splits, last = steps or [{}]
     if last.get("type") != "ByteLevel":
@@ -257,32 +260,29 @@ def _active(tokens: list[Config], *, parse: bool) -> list[Config]:
     return [token for token in tokens if parse or not token["special"]]
 
 
-def _token_reason(config: Config, *, parse: bool) -> str | None:
-    """The reason if the added tokens are not like those that were compared."""
+def _has_known_tokens(config: Config, *, parse: bool) -> bool:
+    """Whether the added tokens are like those that were compared."""
     tokens = config.get("added_tokens") or []
     active = _active(tokens, parse=parse)
     if not active:
-        return None
+        return True
     if not _has_usual_ids(tokens, config["model"]["vocab"]):
-        return "the ids of its added tokens are not those that tokenizers would give them"
-    for token in active:
-        if reason := _flag_reason(token, has_normalizer=bool(config.get("normalizer"))):
-            return f"its added token {token['content']!r} {reason}"
-    if config["model"].get("byte_fallback") or _is_prefixed(config) or any(map(_strips, active)):
-        for content in (token["content"] for token in tokens):
-            if content != content.strip():
-                return f"its added token {content!r} begins or ends with a blank"
-    return _overlap_reason(tokens, active)
+        return False
+    has_normalizer = bool(config.get("normalizer"))
+    if not all(_has_known_flags(each, has_normalizer=has_normalizer) for each in active):
+        return False
+    strips = config["model"].get("byte_fallback") or _is_prefixed(config)
+    if (strips or any(map(_strips, active))) and any(
+        token["content"] != token["content"].strip() for token in tokens
+    ):
+        return False
+    return not _overlap(tokens, active)
 
 
-def _flag_reason(token: Config, *, has_normalizer: bool) -> str | None:
-    if token.get("single_word"):
-        return "has single_word=True"
-    if token.get("normalized") and has_normalizer:
-        return "has normalized=True, and the tokenizer has a normalizer"
-    if unknown := sorted(token.keys() - _TOKEN_KEYS):
-        return f"has the unknown setting {unknown[0]!r}"
-    return None if token["content"] else "is empty"
+def _has_known_flags(token: Config, *, has_normalizer: bool) -> bool:
+    if token.get("single_word") or (token.get("normalized") and has_normalizer):
+        return False
+    return bool(token["content"]) and token.keys() <= _TOKEN_KEYS
 
 
 def _has_usual_ids(tokens: list[Config], vocab: dict[str, int]) -> bool:
@@ -299,15 +299,15 @@ def _has_usual_ids(tokens: list[Config], vocab: dict[str, int]) -> bool:
     return True
 
 
-def _overlap_reason(tokens: list[Config], active: list[Config]) -> str | None:
-    """The reason if ids could depend on which of two added tokens is searched first.
+def _overlap(tokens: list[Config], active: list[Config]) -> bool:
+    """Whether ids could depend on which of two added tokens is searched first.
 
     `tokenizers` searches tokens with normalized=False first, and skips over a special token that is
     text without searching inside it; gigatoken searches all tokens at once.
     """
     same_rules = len(active) == len(tokens) and not any(map(_strips, tokens))
     if same_rules and len({bool(token.get("normalized")) for token in tokens}) == 1:
-        return None
+        return False
     by_first: dict[str, list[str]] = {}
     for token in tokens:
         by_first.setdefault(token["content"][:1], []).append(token["content"])
@@ -319,5 +319,142 @@ def _overlap_reason(tokens: list[Config], active: list[Config]) -> str | None:
                 # Both begin at `start`. At 0, every token begins with itself, which is no overlap.
                 overlaps = other.startswith(rest) or (start > 0 and rest.startswith(other))
                 if overlaps and (start > 0 or other != content):
-                    return f"its added tokens {content!r} and {other!r} overlap"
-    return None
+                    return True
+    return False
+
+
+def find(data: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64]:
+    """The positions of code points that gigatoken and `tokenizers` treat differently.
+
+    Args:
+        data: Texts in UTF-8, concatenated.
+        symbols: Whether to include code points that only one library knows as symbol or
+            punctuation (`symbol` in code_points.txt), such as the one at byte 2 in the example.
+
+    >>> find(np.frombuffer("a ﷎ \U000323b0's".encode(), np.uint8), symbols=False)
+    array([6])
+    """
+    rows = np.flatnonzero(_has_lead(data, symbols=symbols)) if len(data) else _NOWHERE
+    if not len(rows):
+        return _NOWHERE
+    # Each row has one byte more than a block: the second byte of a code point at the block's end.
+    num_whole = (len(data) - 1) // _BLOCK
+    blocks = as_strided(data, (num_whole, _BLOCK + 1), (_BLOCK, 1), writeable=False)
+    found = []
+    for low in range(0, len(rows), _ROWS):
+        some = rows[low : low + _ROWS]
+        some = some[some < num_whole]
+        position = _candidates(blocks[some], symbols=symbols)
+        found.append(some[position // _BLOCK] * _BLOCK + position % _BLOCK)
+    if rows[-1] == num_whole:
+        last = num_whole * _BLOCK
+        found.append(last + _candidates(data[None, last:], symbols=symbols))
+    positions: NDArray[np.int64] = np.sort(np.concatenate(found))
+    # `bounds` alternates the first code point of a range and the one after its last. So a code
+    # point is inside a range if an odd number of bounds are at or below it.
+    inside = np.searchsorted(_tables(symbols)[1], _decoded(data, positions), side="right") % 2
+    listed: NDArray[np.int64] = positions[inside == 1]
+    return listed
+
+
+def cut(text: bytes, size: int) -> list[bytes]:
+    """`text` in pieces of about `size` bytes whose ids, concatenated, are the ids of the text.
+
+    A cut is before a space that follows an ASCII character other than a blank, before a newline
+    that follows an ASCII letter or digit, or after a newline between an ideograph (or a full stop,
+    or other wide punctuation) and an ideograph. The ids stay the same only for tokenizers for which
+    `may_cut` is true. A text without such positions is one piece.
+
+    >>> cut(b"It is 5 o'clock now, no more.", 3)
+    [b'It is', b" 5 o'clock", b' now,', b' no more.']
+    """
+    pieces = []
+    start = 0
+    while start < len(text):
+        found = _CUT.search(text, start + size)
+        stop = found.end() if found else len(text)
+        pieces.append(text[start:stop])
+        start = stop
+    return pieces
+
+
+def _has_lead(data: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.bool_]:
+    """Whether each block contains a byte that may begin a listed code point."""
+    starts = np.arange(0, len(data), _BLOCK)
+    if symbols:
+        found: NDArray[np.bool_] = np.maximum.reduceat(data, starts) >= 0xDF
+        return found
+    # The first bytes are 0xDF to 0xE1, 0xEA and 0xF0. A maximum of at least 0xEA finds the last
+    # two, and a block whose maximum is below 0xDF has none of them. In other blocks, subtracting
+    # 0xE2 modulo 256 turns 0xDF to 0xE1 into 0xFD to 0xFF, so a second maximum finds them, and does
+    # not find 0xE2, which begins the curly quotes and dashes of English text.
+    highest = np.maximum.reduceat(data, starts)
+    found = highest >= 0xEA
+    for row in np.flatnonzero((highest >= 0xDF) & ~found).tolist():
+        block = data[row * _BLOCK : (row + 1) * _BLOCK]
+        found[row] = (block - np.uint8(0xE2)).max() >= 0xFD
+    return found
+
+
+def _candidates(blocks: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64]:
+    """The positions at which a listed code point may begin, counted without the last column.
+
+    The last column only has the second bytes of code points that begin in the column before it.
+    """
+    here, after = blocks[:, :-1], blocks[:, 1:]
+    found = []
+    for lead, spans in _tables(symbols)[0].items():
+        is_lead = here == lead
+        if np.count_nonzero(is_lead) * _DENSE > is_lead.size:
+            # Every third byte of Hindi is such a first byte. Comparing all second bytes with each
+            # range is then faster than decoding every candidate.
+            listed = np.zeros(after.shape, bool)
+            for first, last in spans:
+                listed |= after - np.uint8(first) <= last - first
+            is_lead &= listed
+        found.append(np.flatnonzero(is_lead))
+    return np.concatenate(found)
+
+
+def _decoded(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The code points that begin at `positions`."""
+    # Four bytes are read from each position on. At the end of the data, the last byte is repeated.
+    ends = np.minimum(positions[:, None] + np.arange(4), len(data) - 1)
+    lead, *tail = data[ends].astype(np.int64).T
+    tail = [byte & 0x3F for byte in tail]
+    two = (lead & 0x1F) << 6 | tail[0]
+    three = (lead & 0x0F) << 12 | tail[0] << 6 | tail[1]
+    four = (lead & 0x07) << 18 | tail[0] << 12 | tail[1] << 6 | tail[2]
+    decoded: NDArray[np.int64] = np.where(lead < 0xE0, two, np.where(lead < 0xF0, three, four))
+    return decoded
+
+
+@cache
+def listed_ranges(*, symbols: bool) -> list[tuple[int, int]]:
+    """The ranges of code_points.txt, as (first, last), in ascending order."""
+    text = Path(__file__).with_name("code_points.txt").read_text(encoding="ascii")
+    rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    kinds = ("letter", "symbol") if symbols else ("letter",)
+    return sorted((int(low, 16), int(high, 16)) for low, high, kind in rows if kind in kinds)
+
+
+@cache
+def _tables(symbols: bool) -> tuple[dict[int, list[tuple[int, int]]], NDArray[np.int64]]:
+    """Two tables of the listed code points.
+
+    The first table maps the first byte of a code point in UTF-8 to the ranges of its second byte
+    that contain listed code points. The second table has the bounds of all ranges.
+    """
+    chosen = listed_ranges(symbols=symbols)
+    seconds: dict[int, list[tuple[int, int]]] = {}
+    for low, high in chosen:
+        # The last byte of a code point has its lowest 6 bits, so the first two bytes change
+        # only at multiples of 64.
+        for point in sorted({low, high, *range((low | 0x3F) + 1, high, 0x40)}):
+            lead, second = chr(point).encode()[:2]
+            spans = seconds.setdefault(lead, [])
+            if spans and second <= spans[-1][1] + 1:
+                spans[-1] = (spans[-1][0], second)
+            else:
+                spans.append((second, second))
+    return seconds, np.array([(low, high + 1) for low, high in chosen]).ravel()

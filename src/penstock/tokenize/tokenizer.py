@@ -3,45 +3,65 @@
 A `Tokenizer` has a name and a digest, so that two stores can be compared, the ids that begin and
 end a document, and the dtype in which ids are stored. The canary is a digest of the ids of a fixed
 text: it changes if a new release of a library splits text differently.
+
+Tokenizers that a user loads are kept, so that a store's tokenizer can be found by its digest:
+
+    ~/.cache/penstock/tokenizers/DIGEST.json        (or $PENSTOCK_CACHE/tokenizers)
+
+A manifest is written by whoever built the store, so the name in it is shown, but never opened and
+never asked for. The directory may be deleted at any time: then the user names the tokenizer again.
 """
 
+import json
+import logging
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.digest import digest_bytes, digest_json
-from penstock.errors import TokenizerError
+from penstock.errors import MissingTokenizerError, PenstockError, StoreError, TokenizerError
 from penstock.paths import expand_user
-from penstock.tokenize.arrow import ArrowTexts, one_text
+from penstock.store.files import cache_directory, write_file
 from penstock.tokenize.definition import (
     Config,
     Definition,
+    checked_ids,
     find_definition,
     from_object,
     padded_vocab_size,
+    parse_definition,
 )
 from penstock.tokenize.engines import (
+    ArrowTexts,
     ByteEngine,
     Encoded,
     Engine,
     ObjectEngine,
     TokenizersEngine,
+    describe_object,
     extended_encoding,
+    one_text,
     tiktoken_encoding,
 )
 from penstock.tokenize.gigatoken import EngineChoice, GigatokenEngine, choose_engine
-from penstock.tokenize.ids import checked_ids
-from penstock.tokenize.kept import keep_tokenizer
 from penstock.tokenize.special_tokens import checked_tokens, extended_definition, log_added
 
 if TYPE_CHECKING:
     from penstock.sources.document import Batch
 
 SpecialTokens = Literal["text", "parse"]
+
+_log = logging.getLogger("penstock")
+_SHA_256 = re.compile(r"[0-9a-f]{64}")
+_BUNDLED = {"gpt2": 50_257, "bytes": 257}
 
 # Contractions, digits, blanks, special tokens, many scripts, emoji, control characters: the parts
 # of a text at which tokenizers and their versions differ. Stores hold its digest: never change it.
@@ -247,7 +267,7 @@ def load_tokenizer(
         loaded = _from_definition(definition, special_tokens, engine)
     if more and loaded.added_tokens:  # not of a store that is read: its build has logged them
         log_added(loaded.name, tuple(loaded.added_tokens.items()), loaded.vocab_size)
-    keep_tokenizer(loaded.digest, loaded.definition or loaded.engine)
+    _keep(loaded)
     return loaded
 
 
@@ -347,4 +367,138 @@ def _from_object(
         engine=engine,
         reference=None,
         added_tokens=added,
+    )
+
+
+def tokenizer_of(recorded: Config, given: object = None) -> Tokenizer:
+    """The tokenizer that a manifest records.
+
+    If `given` is None, it is searched by its digest. Otherwise it is loaded from `given`, and
+    compared with the record.
+
+    Args:
+        recorded: The entry `tokenizer` of the manifest.
+        given: Whatever `load_tokenizer` takes.
+
+    Raises:
+        MissingTokenizerError: `given` is None, and this user has no such tokenizer.
+        StoreError: `given` is another tokenizer.
+    """
+    digest, added = recorded["digest"], tuple(recorded.get("added_tokens", ()))
+    is_unknown = not digest and not recorded["canary"]  # imported without a tokenizer
+    if given is None:
+        if is_unknown:
+            raise MissingTokenizerError(
+                "The store was imported without a tokenizer, so it records none. Give the "
+                "tokenizer of its ids each time with tokenizer= (--tokenizer)."
+            )
+        if not digest:
+            raise MissingTokenizerError(
+                f"The store was tokenized with {recorded['name']!r:.80} (digest "
+                f"{recorded['canary']:.8}), an object that penstock cannot keep. Pass the same "
+                "object again each time, with tokenizer= in Python; commands cannot load it."
+            )
+        return _find(digest, recorded["name"], added, recorded["vocab_size"])
+    found = load_tokenizer(given)
+    if added:
+        found = load_tokenizer(with_added(found, checked_tokens(added)))
+    # A tokenizer without a digest is recognised by its ids of a test text.
+    is_same = found.digest == digest and (digest or found.canary == recorded["canary"])
+    if not is_same and not is_unknown:
+        recorded_digest, found_digest = digest or recorded["canary"], found.digest or found.canary
+        raise StoreError(
+            f"The store was tokenized with {recorded['name']} (digest {recorded_digest[:8]}), and "
+            f"{found.name} has the digest {found_digest[:8]}. The same id would mean other text. "
+            "Give the tokenizer of the store with tokenizer=."
+        )
+    return found
+
+
+# An error is not cached: the tokenizer may be loaded later.
+@lru_cache(maxsize=8)
+def _find(digest: str, name: str, added: tuple[str, ...], vocab_size: int) -> Tokenizer:
+    """The bundled or kept tokenizer with this digest."""
+    if (kept := _kept(digest, name)) is not None:
+        return load_tokenizer(kept)
+    for bundled, size in _BUNDLED.items():
+        # The sizes are compared first: to load a tokenizer and to compute its digest is slow.
+        if size <= vocab_size <= size + len(added):
+            with suppress(TokenizerError):  # the recorded tokens cannot be added to it
+                found = with_added(load_tokenizer(bundled), checked_tokens(added))
+                if found.digest == digest:
+                    return found
+    raise MissingTokenizerError(
+        f"The store was tokenized with {name!r:.80} (digest {digest:.8}), which is not a bundled "
+        "tokenizer and not one that you loaded before. A name that a store contains is never "
+        "opened or downloaded. Give the tokenizer of the store with tokenizer= (--tokenizer), "
+        "once: after that it is found by its digest."
+    )
+
+
+def _keep(loaded: Tokenizer) -> None:
+    """Write a tokenizer to the user's cache, unless it is there already, is bundled or unknown."""
+    contents = _kept_contents(loaded)
+    if loaded.digest is None or contents is None:
+        return
+    path = _kept_path(loaded.digest)
+    try:
+        if not path.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_file(path, [json.dumps(contents).encode()])
+    except OSError as error:  # read-only, or full: the tokenizer can be used all the same
+        _log.debug("The tokenizer %s is not kept: %s", loaded.digest[:8], error)
+
+
+def _kept(digest: str, name: str) -> Any:
+    """The tokenizer with this digest, as `load_tokenizer` takes it; None if it was not kept."""
+    # The digest becomes part of a path, so "../x" must not be one.
+    if not _SHA_256.fullmatch(digest) or not (path := _kept_path(digest)).is_file():
+        return None
+    try:
+        contents = json.loads(path.read_bytes())
+        if "tiktoken" in contents:
+            found = _kept_encoding(contents)
+            found_digest = describe_object(found).digest(found)
+        else:
+            found = parse_definition(contents, name)
+            found_digest = found.digest
+        if found_digest == digest:
+            return found
+    except (OSError, PenstockError, ValueError, LookupError, TypeError, ImportError) as error:
+        _log.debug("%s cannot be used: %r", path, error)
+    with suppress(OSError):  # damaged, so it is written again when the tokenizer is loaded again
+        path.unlink()
+    return None
+
+
+def _kept_path(digest: str) -> Path:
+    return cache_directory() / "tokenizers" / f"{digest}.json"
+
+
+def _kept_contents(loaded: Tokenizer) -> Config | None:
+    """The JSON of a tokenizer; None if it need not be kept, or cannot be."""
+    if (source := loaded.definition) is not None:
+        tokens = {"eos_token": source.eos_token, "bos_token": source.bos_token}
+        more = {"other_special": list(source.other_special), "tokenizer": source.config}
+        return None if source.origin == "bundled" else {**tokens, **more}
+    # An encoding of tiktoken has no tokenizer.json, but its three settings are known.
+    engine = loaded.engine
+    if not isinstance(engine, ObjectEngine) or engine.description.ranks is None:
+        return None
+    return {
+        "tiktoken": engine.tokenizer.name,
+        "pattern": engine.tokenizer._pat_str,
+        "ranks": {token.hex(): rank for token, rank in engine.description.ranks.items()},
+        "special_tokens": engine.description.special_tokens,
+    }
+
+
+def _kept_encoding(contents: Config) -> Any:
+    import tiktoken  # an optional package
+
+    return tiktoken.Encoding(
+        contents["tiktoken"],
+        pat_str=contents["pattern"],
+        mergeable_ranks={bytes.fromhex(token): rank for token, rank in contents["ranks"].items()},
+        special_tokens=contents["special_tokens"],
     )

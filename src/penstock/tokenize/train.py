@@ -5,34 +5,56 @@ are split as GPT-2 splits them, which gigatoken supports. The merges are those t
 would learn; they depend on the counts of words alone, so the same text gives the same file,
 whatever the order and the number of cores.
 
-    files ── corpus: words of each slice, counted by threads ── merges: from the counts ──► tokens
+    files ── batches of documents, read in order ── words, counted by threads ── merges ──► file
 
 Memory grows with the number of different words and not with the text: below 0.4 kB for each word.
+`bpe` counts the words and learns the merges.
 
 A special token must not occur in ordinary text. If merges can build it too, as they can build
 "the", it would end documents in the middle of a sentence, so it is refused.
 """
 
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
-from secrets import token_hex
+from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
+import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from penstock.errors import SourceError, TokenizerError
 from penstock.paths import expand_user
+from penstock.sources.document import Batch, Reject, allowed_rejects, text_offsets
+from penstock.sources.files import InputFile
 from penstock.sources.listing import list_files
+from penstock.sources.read import read_slice
 from penstock.sources.settings import ReadSettings, num_cores
-from penstock.tokenize.corpus import Corpus
-from penstock.tokenize.gpt2 import byte_alphabet
-from penstock.tokenize.merges import learn_merges
+from penstock.sources.slices import cut
+from penstock.store.files import write_file
+from penstock.tokenize.bpe import (
+    WordCounts,
+    add_counts,
+    count_pieces,
+    count_words,
+    is_cut_safe,
+    learn_merges,
+)
+from penstock.tokenize.definition import byte_alphabet
+from penstock.tokenize.engines import ArrowTexts
 
 _NUM_BYTES = 256
 # A pair that occurs only once in the whole text says nothing about the language.
 _MIN_FREQUENCY = 2
+# Batches of documents that a thread counts together; a batch of text has 4 MB.
+_GROUP = 16
+# Counts of a group are added to those of the corpus when they have this many words, or as many as
+# the corpus.
+_MANY_WORDS = 2_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,70 +99,166 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
         max_bad: How many rejected records to allow: below 1 a share of all records (but ten of at
             least 1,000), else a number.
         overwrite: Replace the file if it exists and has other contents.
-        threads: How many slices of the text are counted at once; by default one per core. It does
-            not change the result.
+        threads: How many threads count words; by default one per core. It does not change the
+            result.
         progress: Called with "reading", the bytes of text read and the bytes of all inputs on disk
             (or `max_bytes`, if that is less); then with "learning", the number of tokens and
             `vocab_size`.
 
     Raises:
         TokenizerError: the vocabulary is too small for the bytes and special tokens, or larger
-            than the text can fill; a special token has fewer than two characters, is given twice,
-            or is also learned as a token of ordinary text; or `path` is a directory, or a
-            file with other contents.
+            than the text can fill; the special tokens are not a list, or one is also learned as
+            a token of ordinary text; or `path` is a directory, or a file with other contents.
         SourceError: an input cannot be read, or too many records are rejected.
     """
     path = expand_user(path)
-    _refuse_path(path)
-    _refuse_special(special_tokens)
-    _refuse_numbers(vocab_size, len(special_tokens), max_bytes, threads)
+    is_string = isinstance(special_tokens, str)
+    if is_string or any(special_tokens.count(each) > 1 or len(each) < 2 for each in special_tokens):
+        raise TokenizerError(
+            f"special_tokens={special_tokens!r} is not a list of different strings of at least two "
+            "characters, such as ['<|endoftext|>']. Texts contain every single character."
+        )
+    least = _NUM_BYTES + len(special_tokens)
+    if vocab_size < least:
+        raise TokenizerError(
+            f"vocab_size={vocab_size:,} has no room for the {_NUM_BYTES} bytes and "
+            f"{len(special_tokens)} special tokens, which are {least:,}. Use a few thousand more."
+        )
+    if path.is_dir():
+        file = path / "tokenizer.json"
+        raise TokenizerError(f"{path} is a directory; name the file to write, such as {file}.")
     # The separators that documents="auto" looks for. "</s>" is not among them: it also is an HTML
     # tag, so text may contain it.
     separators = dict.fromkeys(["<|endoftext|>", *special_tokens])
     separators.pop("</s>", None)
     reading = replace(reading or ReadSettings(), separators=tuple(separators))
     report = progress or (lambda stage, done, total: None)
-    corpus = Corpus(
-        files=list_files(inputs, reading),
-        reading=reading,
-        max_bytes=max_bytes,
-        max_bad=max_bad,
-        num_threads=threads or num_cores(),
-        progress=lambda done, total: report("reading", done, total),
-    )
-    words = corpus.count()
-    letters = byte_alphabet()
-    tokens = [*special_tokens, *sorted(letters)]
-    merges = learn_merges(
-        words,
-        tokens,
-        sorted(letters, key=letters.__getitem__),
-        vocab_size,
-        min_count=_MIN_FREQUENCY,
-        progress=lambda done: report("learning", done, vocab_size),
-    )
+    corpus = _Corpus(list_files(inputs, reading), reading, max_bytes, max_bad)
+    words = corpus.count(threads or num_cores(), partial(report, "reading"))
+    tokens = [*special_tokens, *sorted(byte_alphabet())]
+    pairs = []
+    for first, second in learn_merges(words, tokens, vocab_size, min_count=_MIN_FREQUENCY):
+        pairs.append((tokens[first], tokens[second]))
+        report("learning", len(tokens), vocab_size)
     if len(tokens) != vocab_size:
         raise TokenizerError(
-            f"{corpus.total.num_bytes:,} bytes of text fill a vocabulary of {len(tokens):,} "
+            f"{corpus.num_bytes:,} bytes of text fill a vocabulary of {len(tokens):,} "
             f"tokens, not {vocab_size:,}: no other pair of tokens occurs {_MIN_FREQUENCY} times. "
             f"Give more text, or vocab_size={len(tokens)}."
         )
-    pairs = [(tokens[first], tokens[second]) for first, second in merges]
-    _refuse_made(special_tokens, {first + second for first, second in pairs})
+    learned = {first + second for first, second in pairs}
+    if found := next((token for token in special_tokens if token in learned), None):
+        raise TokenizerError(
+            f"The special token {found!r} is also the token of the text {found!r}, so a document "
+            "with this text would contain it. Choose one like '<|endoftext|>'."
+        )
     text = _definition(tokens, pairs, special_tokens)
-    if not overwrite and Path(path).exists() and Path(path).read_bytes() != text.encode():
+    if not overwrite and path.exists() and path.read_bytes() != text.encode():
         raise TokenizerError(
             f"{path} exists already and has other contents. Name another file, or replace it with "
             "overwrite=True (--overwrite)."
         )
-    _write(Path(path), text.encode())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, [text.encode()])
     return TrainedTokenizer(
         path=os.fspath(path),
         vocab_size=vocab_size,
-        num_documents=corpus.total.num_documents,
-        num_bytes=corpus.total.num_bytes,
-        num_rejects=corpus.total.num_rejects,
+        num_documents=corpus.num_documents,
+        num_bytes=corpus.num_bytes,
+        num_rejects=corpus.num_rejects,
     )
+
+
+class _Corpus:
+    """The documents to learn from, and how many of them were read."""
+
+    def __init__(
+        self, files: list[InputFile], reading: ReadSettings, max_bytes: int | None, max_bad: float
+    ) -> None:
+        self.num_documents = self.num_bytes = self.num_rejects = 0
+        self._files = files
+        self._reading = reading
+        self._limit = math.inf if max_bytes is None else max_bytes
+        self._max_bad = max_bad
+        self._first_rejects: list[Reject] = []
+
+    def count(self, num_threads: int, progress: Callable[[int, int], None]) -> WordCounts:
+        """The different words of the corpus.
+
+        One thread reads the documents in order, so which documents are counted does not depend on
+        the number of threads. Counting takes nearly all of the time.
+
+        Raises:
+            SourceError: there are no documents, or more rejected records than allowed.
+        """
+        size = min(sum(file.size for file in self._files), self._limit)
+        tables = [add_counts([])]
+        texts = self._texts()
+        running: deque[Future[WordCounts]] = deque()
+        with ThreadPoolExecutor(num_threads, "count-words") as pool:
+            while group := list(islice(texts, _GROUP)):
+                running.append(pool.submit(_count, group))
+                # One more than threads: none of them waits until this one has added up counts.
+                if len(running) > num_threads:
+                    tables = _added_up([*tables, running.popleft().result()])
+                progress(self.num_bytes, int(size))
+            tables += [each.result() for each in running]
+        if not self.num_documents:
+            raise SourceError(f"The inputs hold no document to learn from.{self._shown()}")
+        return add_counts(tables)
+
+    def _texts(self) -> Iterator[ArrowTexts]:
+        """The documents, up to the one in which the limit is reached."""
+        for piece in cut(self._files, self._reading, is_cut_safe=is_cut_safe):
+            for batch in read_slice(self._files, piece, self._reading, is_cut_safe):
+                yield self._taken(batch)
+                self._refuse_bad(ended=False)
+                if self.num_bytes >= self._limit:
+                    return
+        self._refuse_bad(ended=True)
+
+    def _taken(self, batch: Batch) -> ArrowTexts:
+        """The documents of a batch that begin before the limit; they are then counted as read."""
+        edges = text_offsets(batch.texts) - text_offsets(batch.texts)[0]
+        num_texts = int(np.searchsorted(edges[:-1] + self.num_bytes, self._limit))
+        # If `batch.edges` is set, the last document of the batch may continue in the next batch.
+        # The tally counts each document once.
+        self.num_documents += num_texts if batch.edges is None else batch.tally.documents
+        self.num_bytes += int(edges[num_texts])
+        self.num_rejects += len(batch.rejects)
+        self._first_rejects = [*self._first_rejects, *batch.rejects][:5]
+        return batch.texts.slice(0, num_texts)
+
+    def _refuse_bad(self, *, ended: bool) -> None:
+        records = self.num_documents + self.num_rejects
+        limit = allowed_rejects(self._max_bad, records, ended=ended)
+        if self.num_rejects > limit:
+            raise SourceError(
+                f"{self.num_rejects:,} of {records:,} records were rejected, more than the "
+                f"{int(limit):,} that max_bad={self._max_bad:g} allows. Repair the input, set the "
+                "right field or format, or raise max_bad (--max-bad). The first rejected records:"
+                f"{self._shown()}"
+            )
+
+    def _shown(self) -> str:
+        return "".join(
+            f"\n  {self._files[each.file].name}, offset {each.offset:,}: {each.reason}, "
+            f"{each.detail}"
+            for each in self._first_rejects
+        )
+
+
+def _count(texts: list[ArrowTexts]) -> WordCounts:
+    return count_words([count_pieces(each) for each in texts])
+
+
+def _added_up(tables: list[WordCounts]) -> list[WordCounts]:
+    """The tables as one, or as they are if the first one is far larger than the others.
+
+    To add tables takes a pass over all words.
+    """
+    known, *new = (len(table.counts) for table in tables)
+    return [add_counts(tables)] if sum(new) >= max(_MANY_WORDS, known) else tables
 
 
 def _definition(
@@ -153,66 +271,3 @@ def _definition(
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([*special_tokens])
     return tokenizer.to_str()
-
-
-def _refuse_made(special_tokens: Sequence[str], made: set[str]) -> None:
-    """Raise if merges turn ordinary text into a special token."""
-    for token in special_tokens:
-        if token in made:
-            raise TokenizerError(
-                f"The special token {token!r} is also the token of the text {token!r}, so a "
-                "document with this text would contain it. Choose one like '<|endoftext|>'."
-            )
-
-
-def _refuse_path(path: str | os.PathLike[str]) -> None:
-    if Path(path).is_dir():
-        file = Path(path) / "tokenizer.json"
-        raise TokenizerError(f"{path} is a directory; name the file to write, such as {file}.")
-
-
-def _refuse_numbers(
-    vocab_size: int, num_special: int, max_bytes: int | None, threads: int | None
-) -> None:
-    least = _NUM_BYTES + num_special
-    if vocab_size < least:
-        raise TokenizerError(
-            f"vocab_size={vocab_size:,} has no room for the {_NUM_BYTES} bytes and "
-            f"{num_special} special tokens, which are {least:,}. Use a few thousand more."
-        )
-    if max_bytes is not None and max_bytes < 1:
-        raise SourceError(f"max_bytes={max_bytes} leaves no text to learn from. Use at least 1.")
-    if threads is not None and threads < 1:
-        raise TokenizerError(f"threads={threads} (--threads) must be at least 1.")
-
-
-def _refuse_special(special_tokens: Sequence[str]) -> None:
-    if isinstance(special_tokens, str):
-        raise TokenizerError(f"special_tokens={special_tokens!r} is one string; give a list.")
-    for number, token in enumerate(special_tokens):
-        if len(token) < 2:
-            raise TokenizerError(
-                f"The special token {token!r} is shorter than two characters, so texts contain it. "
-                "Choose one like '<|endoftext|>'."
-            )
-        if token in special_tokens[:number]:
-            raise TokenizerError(f"The special token {token!r} is given twice.")
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write `data` to `path`, completely or not at all.
-
-    The data is forced to disk before the rename. Otherwise a power failure could leave an empty
-    file under the final name.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{token_hex(4)}.tmp")
-    try:
-        with temporary.open("xb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

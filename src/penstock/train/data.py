@@ -115,6 +115,11 @@ class _Opener:
         self._settings: dict[str, Any] = {"tokenizer": config.tokenizer, "eos": config.eos}
         self._settings |= {"documents": config.documents, "field": config.field}
         self._opened: dict[StorePath, TokenStore] = {}
+        self._split_note = (
+            f'data.split = "{config.split}" holds out a part of the text for validation. If you '
+            "did not set it, it was guessed. To validate on another file instead, name that with "
+            "--val_file (data.val)."
+        )
 
     def sides(
         self, given: str, name: str, tokens: TokenOptions | None = None, field: str | None = None
@@ -163,8 +168,8 @@ class _Opener:
                 # process ends, for whatever reason, so this loop ends too.
                 time.sleep(_POLL_SECONDS)
             except StoreError as error:
-                if existed:
-                    error.add_note(_OTHER_TEXT)
+                if existed or split is not None:
+                    error.add_note(_OTHER_TEXT if existed else self._split_note)
                 raise
             except SourceError as error:
                 if expand_user(given).exists():
@@ -222,6 +227,8 @@ class _Opener:
         except PlanError as error:
             path = store.path if isinstance(store, ArrayFile | TokenFiles | TokenStore) else store
             error.add_note(f"In {path}. Set the length of rows with data.length or --max_length.")
+            if self._config.split is not None and self._stores in Path(str(path)).parents:
+                error.add_note(self._split_note)
             raise
 
     def added(self, source: AddedStore) -> Rows:

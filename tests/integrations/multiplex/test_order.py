@@ -4,6 +4,7 @@ import json
 import os
 from collections import Counter
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError, ResumeError
+from penstock.integrations import multiplex
 from penstock.integrations.multiplex import create_multiplex_dataloader
 from penstock.testing import assert_resumable
 
@@ -88,6 +90,28 @@ def test_a_dataset_continues_in_the_next_epoch_and_repeats_only_when_exhausted(n
         for start in range(0, len(numbers), size):
             whole = numbers[start : start + size]
             assert len(set(whole)) == len(whole)
+
+
+def test_exact_shares_are_promised_only_of_the_strategies_that_keep_them():
+    """At every prefix of an epoch; "proportional" has exact shares in a whole epoch only."""
+    sizes = {"a": 2_300, "b": 8_000, "c": 50}
+    found = {}
+    for strategy, shares in {"proportional": [*sizes.values()], "uniform": [1, 1, 1]}.items():
+        order = rows(
+            create_multiplex_dataloader(
+                datasets(sizes), batch_size=50, collate_fn=tensors, sampling_strategy=strategy
+            )
+        )
+        found[strategy] = worst([dataset for dataset, _ in order], shares)
+
+    assert found["uniform"] < 2
+    assert 30 < found["proportional"] < 35  # the 32 of the page
+    page = Path(__file__).parents[3] / "docs" / "mixing.md"
+    lines = [*page.read_text(encoding="utf-8").splitlines(), *str(multiplex.__doc__).split(". ")]
+    claims = [" ".join(line.split()) for line in lines]
+    claims = [line for line in claims if "within two examples" in line]
+    assert len(claims) == 4
+    assert all("uniform" in line or "its weight divided by" in line for line in claims)
 
 
 def test_proportional_reads_each_example_once_per_epoch_in_a_new_order():

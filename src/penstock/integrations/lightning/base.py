@@ -6,10 +6,11 @@ for loaders. A checkpoint keeps what `state_dict` returns on rank 0.
 
 import logging
 import os
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import torch
 
@@ -20,7 +21,7 @@ from penstock.integrations.lightning import loaders
 from penstock.integrations.stores import StoreSettings, store_of, stores_together, stream_of
 from penstock.loader.arguments import plan_of, topology
 from penstock.loader.dataloader import WorkerOptions
-from penstock.loader.packed import check_packed, prepare
+from penstock.loader.packed import needs_one_row
 from penstock.order.shuffle import Mode
 from penstock.ranges import whole_number
 from penstock.rows.documents import Documents
@@ -64,6 +65,12 @@ class CommonArguments(TypedDict, total=False):
 
     seed: int
     """Determines the order."""
+    shuffle: Mode | None
+    """How rows to train on are shuffled: "part" keeps the parts of a store in order and shuffles
+    the rows inside each; "full" shuffles all rows, "block" large blocks of them; "none" shuffles
+    nothing. The default is "part" with `streaming`, which allows no other order because the rest
+    of the rows is not known yet, and "full" otherwise. With "part", streamed, tokenized and
+    preprocessed text gives the same batches."""
     global_batch_size: int | None
     """Rows of a training step on all devices together. If it is given, `batch_size` applies to
     validation only."""
@@ -117,6 +124,7 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         labels: hf_format.Labels,
         *,
         seed: int = 0,
+        shuffle: Mode | None = None,
         global_batch_size: int | None = None,
         drop_last: bool = False,
         pin_memory: bool | None = None,
@@ -129,10 +137,14 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         )
         if on_change not in ("error", "restart"):
             raise PlanError(f'on_change={on_change!r} is not "error" or "restart".')
+        if shuffle is not None and shuffle not in get_args(Mode):
+            modes = ", ".join(f'"{mode}"' for mode in get_args(Mode))
+            raise PlanError(f"shuffle={shuffle!r} is not one of {modes}.")
         hf_format.check_labels(labels)
         self.batch_size, self.max_length, self.labels = batch_size, max_length, labels
         self.seed = whole_number("seed", seed)
         self._on_change = on_change
+        self._shuffle = shuffle
         self.streaming = False
         self.num_workers = 0
         self.prefetch_factor: int | None = None
@@ -153,6 +165,20 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         return f"{type(self).__name__}({held}; {self._tokenizer_name}, {batch})"
 
     __str__ = __repr__  # Lightning's lists four loaders, without what they hold
+
+    @property
+    def shuffle(self) -> Mode:
+        """How the rows to train on are shuffled."""
+        # While a store grows, only the order within its parts can be known.
+        return self._shuffle or ("part" if self.streaming else "full")
+
+    def check_shuffle(self) -> None:
+        """Raise if the order needs all rows, and training begins before all text is tokenized."""
+        if self.streaming and self.shuffle != "part":
+            raise PlanError(
+                f'shuffle="{self.shuffle}" needs all rows, but with streaming=True training begins '
+                'before all text is tokenized. Pass streaming=False, or shuffle="part".'
+            )
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -231,8 +257,7 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         """Return the training loader: shuffled anew each epoch, from the position of the run."""
         rows, trainer = self.opened("train"), self.trainer
         self._follow_trainer()
-        # While a store grows, only the order within its parts can be known.
-        source = self.source(rows, "part" if self.streaming else "full")
+        source = self.source(rows, self.shuffle)
         self.progress.train_on(source, self._global_batch_size)
         sized = self.progress.source.epoch_steps is not None
         if trainer is not None:  # some ranks may know the length of an epoch before others do
@@ -257,6 +282,8 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         """Return the order of `rows`, the share of this rank, and how batches are made."""
         rank, world_size = self.topology()
         made = self.format_of(rows)
+        if self.labels == "shifted" and self.trainer is not None:
+            hf_format.refuse_second_shift(self.trainer.lightning_module)
         given = self._global_batch_size
         if given is not None and given % world_size:
             raise PlanError(
@@ -273,18 +300,24 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
             world_size=world_size,
             to_batch=made.to_batch,
             format=made.format,
-            flat=made.packed and self._prepare_model(),
+            flat=made.packed and self._needs_one_row(),
             workers=self._worker_options(shuffle),
             drop_last=self._drop_last,
         )
 
-    def _prepare_model(self) -> bool:
-        """Prepare the Trainer's model for packed rows; return whether a batch must be one row."""
-        # Without a Trainer the model is not known; `check_packed` then warns.
+    def _needs_one_row(self) -> bool:
+        """Test the Trainer's model with packed rows; return whether a batch must be one row."""
         model = None if self.trainer is None else self.trainer.lightning_module
-        flat = prepare(model)
-        check_packed(model)
-        return flat
+        flat = needs_one_row(model)
+        if model is not None and flat is None:
+            warnings.warn(
+                f"Rows of these batches hold several documents, and {type(model).__name__} "
+                "contains no model of transformers, which alone is tested here. Keep documents "
+                "apart in its attention by position_ids, which begin at 0 in each document, or use "
+                "LLMDataModule(…, packing=False).",
+                stacklevel=2,
+            )
+        return bool(flat)
 
     def topology(self) -> tuple[int, int]:
         """The rank of this process, and the number of ranks that read separate rows."""

@@ -30,6 +30,7 @@ from penstock.integrations.lightning.sides import read_sides
 from penstock.integrations.pytorch.encoders import special_ids
 from penstock.integrations.stores import StoreSettings
 from penstock.paths import expand_user
+from penstock.rows.array_file import part_ends
 from penstock.rows.documents import Documents, Overflow
 from penstock.rows.packs import Packs
 from penstock.rows.tokens import ArrayFile
@@ -49,9 +50,9 @@ class LLMDataModule(base.ResumableDataModule):
     `labels` are the `input_ids`, with -100 exactly where `attention_mask` is 0: models of
     `transformers` shift them themselves. A real end token keeps its label.
 
-    With `packing=True` batches have `input_ids`, `labels` and `position_ids`. When the Trainer
-    asks for a loader, the models of `transformers` in the LightningModule are prepared for them,
-    as by `penstock.integrations.huggingface.keep_documents_apart`.
+    With `packing=True` batches have `input_ids`, `labels`, `position_ids` and `use_cache=False`.
+    When the Trainer asks for a loader, the models of `transformers` in the LightningModule are
+    tested, as by `penstock.loader.keep_documents_apart`.
     """
 
     def __init__(  # noqa: PLR0913  (flat arguments: Lightning's command line reads them)
@@ -98,15 +99,17 @@ class LLMDataModule(base.ResumableDataModule):
             overflow: "cut" truncates rows of more than `max_length` tokens and reports how many;
                 "split" makes several rows of them.
             packing: Whether a row is several whole documents, instead of one document and
-                padding. Batches then have `position_ids` instead of `attention_mask`.
+                padding. Batches then have `position_ids` and `use_cache=False` instead of
+                `attention_mask`.
             streaming: Whether training begins while text is still being tokenized. Without
                 `packing`, rows to train on are then windows of the concatenated text, without
-                padding; rows to validate on are single documents, as without streaming.
+                padding; rows to validate on are single documents, as without streaming. The
+                order is then `shuffle="part"`; without streaming it is "full".
             labels: "same", or "shifted" for models that do not shift labels themselves.
             pad_to_multiple_of: The width of a batch is a multiple of this.
             padding_side: The side of a row that is padded.
-            **common: `seed`, `global_batch_size`, `drop_last`, `pin_memory`, `cache_dir`,
-                `on_change`; see
+            **common: `seed`, `shuffle`, `global_batch_size`, `drop_last`, `pin_memory`,
+                `cache_dir`, `on_change`; see
                 `penstock.integrations.lightning.base.CommonArguments`.
         """
         super().__init__(model_name, batch_size, max_length, labels, **common)
@@ -121,6 +124,7 @@ class LLMDataModule(base.ResumableDataModule):
         if padding_side not in ("right", "left"):
             raise PlanError(f'padding_side={padding_side!r} is not "right" or "left".')
         self.packing, self.streaming, self.overflow = packing, streaming, overflow
+        self.check_shuffle()
         self.padding_side = padding_side
         self._multiple = pad_to_multiple_of
         self._entry = data if isinstance(data, str) else None
@@ -211,7 +215,12 @@ class LLMDataModule(base.ResumableDataModule):
 
 
 class LocalOpenWebTextDataModule(base.ResumableDataModule):
-    """Batches of `input_ids` and `labels`, int64 (batch, max_length), from local text files."""
+    """Batches of `input_ids` and `labels`, int64 (batch, max_length), from local text files.
+
+    Labels are shifted: `labels[i]` is `input_ids[i + 1]`, for `cross_entropy(logits, labels)`.
+    `model(**batch).loss` of `transformers` shifts them again, which the Trainer's first step
+    refuses; such a model needs `labels="same"`.
+    """
 
     def __init__(  # noqa: PLR0913  (flat arguments: Lightning's command line reads them)
         self,
@@ -257,10 +266,13 @@ class LocalOpenWebTextDataModule(base.ResumableDataModule):
                 rows overlap by one token, so that every token is a target.
             tokenizer: What `penstock.load_tokenizer` takes.
             documents: What a document is: "lines", "paragraphs", "file", or a separator.
-            streaming: Whether training begins while text is still being tokenized. Otherwise all
-                text is tokenized first, and shuffled as a whole.
-            **common: `seed`, `global_batch_size`, `drop_last`, `pin_memory`, `cache_dir`,
-                `on_change`; see
+            streaming: Whether training begins while text is still being tokenized. Rows are then
+                shuffled inside each part of the text (`shuffle="part"`), because later rows are
+                not known yet. Without streaming, and with `use_preprocessed`, all rows are
+                shuffled (`shuffle="full"`), which mixes them better. So the same text gives the
+                same rows in another order; with `shuffle="part"` the batches are equal.
+            **common: `seed`, `shuffle`, `global_batch_size`, `drop_last`, `pin_memory`,
+                `cache_dir`, `on_change`; see
                 `penstock.integrations.lightning.base.CommonArguments`.
         """
         super().__init__(tokenizer, batch_size, max_length, labels, **common)
@@ -281,6 +293,7 @@ class LocalOpenWebTextDataModule(base.ResumableDataModule):
                 stacklevel=2,
             )
         self.streaming = streaming and not use_preprocessed
+        self.check_shuffle()
         self._documents = documents
 
     def prepare_data(self) -> None:
@@ -343,5 +356,8 @@ class LocalOpenWebTextDataModule(base.ResumableDataModule):
                     f"preprocessed_{side}={str(path)!r} must be a .npy file. Write one of flat ids "
                     "with numpy.save, or read flat ids with penstock.Loader and ArrayFile."
                 )
-            return self.windows(ArrayFile(path))
+            rows = self.windows(ArrayFile(path))
+            if self.shuffle == "part":
+                rows.part_rows = rows.begin_between(part_ends(path, rows.stream.num_tokens))
+            return rows
         return self.windows(self.store(side))

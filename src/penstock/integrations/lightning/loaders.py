@@ -20,6 +20,7 @@ from itertools import chain, islice, pairwise, takewhile
 from typing import Any, Literal, cast
 
 from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from penstock.errors import PlanError, ResumeError
 from penstock.integrations.batches import BatchSource, EqualSteps, RankSpan, State, StepBatches
@@ -327,5 +328,5 @@ class TrainingBatches(_SpanBatches):
 
 
 def _pinned(batch: LabelBatch) -> LabelBatch:
-    fields = cast("Tensors", batch)
-    return cast("LabelBatch", {name: values.pin_memory() for name, values in fields.items()})
+    # Values that are no tensors stay as they are.
+    return cast("LabelBatch", pin_memory(batch))  # type: ignore[no-untyped-call]

@@ -1,10 +1,12 @@
 """Mixes several datasets in one DataLoader, with shares that hold at every step.
 
 `create_multiplex_dataloader([("arc", arc), ("math", math)], sampling_weights=[7, 3])` returns a
-`torch.utils.data.DataLoader` with workers, pinned memory and its other features. Each dataset
-stays within two examples of its share at every point of a run, not only on average. Every epoch
-has a new order, which is the same for any number of workers and ranks. A small state resumes in
-the middle of an epoch. Importing this package imports only torch and NumPy.
+`torch.utils.data.DataLoader` with workers, pinned memory and its other features. With "uniform"
+and "weighted", each dataset stays within two examples of its share at every point of a run, not
+only on average. The default, "proportional", shuffles all examples together: shares are exact in
+each epoch, and random inside it. Every epoch has a new order, which is the same for any number of
+workers and ranks. A small state resumes in the middle of an epoch. Importing this package imports
+only torch and NumPy.
 `examples/multiplex_example.py` is an example.
 """
 

@@ -246,10 +246,11 @@ def create_multiplex_dataloader(  # noqa: PLR0913  (the arguments of the code th
     """A DataLoader over several datasets, mixed by size, equally, or by weights.
 
     An epoch has as many examples as all datasets together. "proportional" reads each example
-    once. "uniform" and "weighted" keep every dataset within two examples of its share at every
-    point of the run. Inside an epoch, a dataset repeats an example only after all of it was
-    read; with `shuffle` it continues in the next epoch where it stopped. Each rank gets its
-    share of every step, and all ranks take the same number of steps.
+    once, in a random order: its shares are exact in an epoch, but not at each point inside it.
+    "uniform" and "weighted" keep every dataset within two examples of its share at every point of
+    the run. Inside an epoch, a dataset repeats an example only after all of it was read; with
+    `shuffle` it continues in the next epoch where it stopped. Each rank gets its share of every
+    step, and all ranks take the same number of steps.
 
     Args:
         datasets: Pairs of a name and a sized sequence of dicts, which is never copied.

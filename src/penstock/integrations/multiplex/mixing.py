@@ -1,6 +1,7 @@
 """The order in which examples of several datasets are read.
 
-    "proportional"   every example once per epoch, in one shuffled order of all datasets
+    "proportional"   every example once per epoch, in one shuffled order of all datasets, so
+                     shares are exact in an epoch and random inside it
     "uniform"        the same number of examples from every dataset
     "weighted"       shares set by weights; 7 and 3 mean 0.7 and 0.3
 

@@ -24,7 +24,8 @@ import numpy as np
 import torch
 
 from penstock.errors import PlanError, TokenizerError
-from penstock.integrations.hf_format import Labels
+from penstock.integrations.hf_format import Convention, Labels
+from penstock.integrations.hf_format import label_convention as label_convention
 from penstock.loader.batch_format import LabelBatch
 from penstock.tokenize.engines import read_attribute
 
@@ -32,12 +33,17 @@ Row = tuple[torch.Tensor, torch.Tensor | None]
 """The ids of a row, and its labels if it has some."""
 
 _IGNORED = -100
-Convention = Literal["shifted", "same", "either", "neither"]
 
 _NUM_BATCHES = 3
 _MEANINGS = {
-    "shifted": "shifted (a label is the next input; do not shift it again)",
-    "same": "same (a label is its input; the model must shift it)",
+    "shifted": (
+        "shifted (a label is the next input): use cross_entropy(logits, labels), and not "
+        "model(**batch).loss of transformers, which shifts labels again"
+    ),
+    "same": (
+        "same (a label is its input): use model(**batch).loss of transformers, which shifts "
+        "labels, and not cross_entropy(logits, labels)"
+    ),
     "either": "shifted or same (these rows match both)",
     "neither": "neither shifted nor the same as the inputs",
 }
@@ -182,22 +188,6 @@ def _check_options(
     # Otherwise a row of max_length tokens would be padded past max_length.
     if multiple_of is not None and max_length is not None and max_length % multiple_of:
         raise PlanError(f"max_length={max_length} is not a multiple of multiple_of={multiple_of}.")
-
-
-def label_convention(input_ids: torch.Tensor, labels: torch.Tensor) -> Convention:
-    """The convention of the labels of a batch; labels of -100 match any.
-
-    >>> rows = torch.tensor([[1, 2, 3, 4]])
-    >>> label_convention(rows[:, :-1], rows[:, 1:]), label_convention(rows, rows)
-    ('shifted', 'same')
-    """
-    # The last label of a shifted row has no input to compare with; a row of one token fits both.
-    ahead, behind = labels[:, :-1], input_ids[:, 1:]
-    shifted = bool(((ahead == behind) | (ahead == _IGNORED)).all())
-    same = bool(((labels == input_ids) | (labels == _IGNORED)).all())
-    if shifted and same:
-        return "either"
-    return "shifted" if shifted else "same" if same else "neither"
 
 
 def test_dataloader(data_loader: Any) -> None:

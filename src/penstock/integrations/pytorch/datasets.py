@@ -122,7 +122,6 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
             # `build` takes True or a token's text, so a chosen id becomes the end token.
             tokenizer=tokenizer if end_id is None else replace(tokenizer, eos_id=end_id),
             eos=end_id is not None,
-            max_document_bytes=2**62,
             # An object is called from one thread: it may not be safe to use from several.
             threads=1 if is_object else None,
         )
@@ -254,10 +253,13 @@ class TransformerDataset(_WindowDataset[LabelBatch]):
     r"""Windows over the concatenated token ids of all samples of a file.
 
     Item i is `{"input_ids", "labels"}`, two tensors of `seq_length` int64: the ids from
-    `i * stride` on, and the ids from `i * stride + 1` on. The samples are the field `text` of each
-    JSON line, or the paragraphs of a text (`t.strip()` of `text.split("\n\n")`, where not empty).
-    The ids are those that `tokenizer.encode(sample)` returns. Nothing is put between samples unless
-    `eos=True`. Can be pickled, and used after a fork and from several threads.
+    `i * stride` on, and the ids from `i * stride + 1` on, for `cross_entropy(logits, labels)`.
+    `model(**batch).loss` of `transformers` would shift the labels again, so that the model learns
+    the token after the next one; such a model needs `labels="same"`. The samples are the field
+    `text` of each JSON line, or the paragraphs of a text (`t.strip()` of `text.split("\n\n")`,
+    where not empty). The ids are those that `tokenizer.encode(sample)` returns. Nothing is put
+    between samples unless `eos=True`. Can be pickled, and used after a fork and from several
+    threads.
 
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

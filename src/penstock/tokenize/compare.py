@@ -2,7 +2,7 @@
 
 A fast tokenizer that differs from the reference in one id in a million is worse than a slow one,
 because nothing looks wrong. So a build encodes its first documents with both engines, and later, in
-every slice, one document in 10,000 and some text around added tokens.
+every slice, its first document and one in 10,000 after it.
 
 The reference is about 100 times as slow, so comparing one ten-thousandth of the text costs 1 % of
 the time. Which texts are compared depends on the inputs alone: it is limited by counting bytes and
@@ -31,16 +31,7 @@ ORACLE_BYTES = 1_000_000
 _LEAST_BYTES = 256_000
 _ONE_IN = 10_000
 # The most bytes of one sampled document; of a longer one, a window is compared.
-_MAX_BYTES = 1 << 14
-# Bytes compared on each side of an added token in a text.
-_AROUND = 256
-# At most one byte in this many is compared because it is near an added token, but at least one
-# window per slice.
-_COMPARED_SHARE = 40_000
-# One byte in this many is searched for added tokens; searching all would take 3 % of the time.
-_SEARCHED_SHARE = 16
-# The most positions of a batch that are checked because an added token may begin there.
-_MAX_CANDIDATES = 32
+_MAX_BYTES = 1 << 13
 
 
 def compare(tokenizer: Tokenizer, texts: pa.LargeBinaryArray, input_bytes: int) -> int:
@@ -110,8 +101,8 @@ class EncodedSample:
             f"{tokenizer.engine.name} and {tokenizer.reference.name} disagree on "
             f"{self.names[number]} from token {at:,} on: {found[at : at + 5]} and "
             f"{right[at : at + 5]}, for {self.texts[number][:60]!r}. The fast engine gives wrong "
-            f'ids for {tokenizer.name}. Use engine="tokenizers" of penstock.load_tokenizer or '
-            "penstock.build (--engine tokenizers)."
+            f"ids for {tokenizer.name}. Use the other engine: tokenizer=penstock.load_tokenizer("
+            '…, engine="tokenizers").'
         )
 
 
@@ -129,40 +120,25 @@ class SliceSample:
     """The names of the input files, for messages."""
     first_file: int = 0
     """The number of files that earlier builds of the same store read."""
-    _tokens: tuple[bytes, ...] = field(init=False)
     _num_documents: int = 0
-    _num_bytes: int = 0
-    _token_bytes: int = 0
     _texts: list[bytes] = field(default_factory=list)
     _origins: list[tuple[int, int]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        definition = self.tokenizer.definition
-        added = [token["content"] for token in definition.added_tokens] if definition else []
-        # Added tokens that consist of blanks are left out, because every document contains them.
-        # The longest tokens come first.
-        contents = [content.encode() for content in added if content.strip()]
-        self._tokens = tuple(sorted(contents, key=len, reverse=True))
 
     def add(self, batch: Batch) -> None:
         """Choose texts of the next documents of the slice."""
         if self.tokenizer.reference is None or not len(batch):
             return
-        spans = data, starts, stops = _spans(batch)
-        # 2,654,435,769 is 2**32 divided by the golden ratio. Its multiples modulo 2**32 spread the
-        # first document chosen in each slice evenly over 0 to 9,999.
-        first = ((self.index + 1) * 2_654_435_769 % (1 << 32)) * _ONE_IN >> 32
-        # Every 10,000th document of the slice, counted across batches.
-        for row in range((first - self._num_documents) % _ONE_IN, len(batch), _ONE_IN):
+        data, starts, stops = _spans(batch)
+        # The first document of the slice, and every 10,000th after it, counted across batches.
+        for row in range(-self._num_documents % _ONE_IN, len(batch), _ONE_IN):
             start, stop = int(starts[row]), int(stops[row])
-            # Of a long document, only a window is compared. It begins at the same fraction of every
-            # long document of the slice.
+            # Of a long document, only a window is compared. The multiples of 2**32 divided by the
+            # golden ratio, modulo 2**32, spread the windows of all slices evenly over documents.
             if stop - start > _MAX_BYTES:
-                start += first * (stop - start - _MAX_BYTES) // _ONE_IN
+                share = (self.index + 1) * 2_654_435_769 % (1 << 32)
+                start += share * (stop - start - _MAX_BYTES) >> 32
             self._keep(batch, row, data[start : min(stop, start + _MAX_BYTES)])
         self._num_documents += len(batch)
-        self._num_bytes += len(data)
-        self._add_around_tokens(batch, spans)
 
     def encoded(self) -> EncodedSample:
         """The chosen texts, encoded by the fast engine."""
@@ -175,46 +151,6 @@ class SliceSample:
     def _keep(self, batch: Batch, row: int, text: NDArray[np.uint8]) -> None:
         self._texts.append(_whole_characters(text.tobytes()))
         self._origins.append((int(batch.files[row]) - self.first_file, int(batch.offsets[row])))
-
-    def _add_around_tokens(self, batch: Batch, spans: Spans) -> None:
-        """Choose text around added tokens, as long as `_COMPARED_SHARE` allows more."""
-        data, starts, stops = spans
-        separator = batch.separated.separator if batch.separated else None
-        # A separator is never inside a document, so it need not be searched for.
-        tokens = tuple(token for token in self._tokens if token != separator)
-        begins = {token[:2] for token in tokens}
-        room = _AROUND * 2 + self._num_bytes // _COMPARED_SHARE - self._token_bytes
-        if not tokens or room <= 0:
-            return
-        # Only a part of each batch is searched. It begins at another position in each batch (7,919
-        # is prime), so that the search does not always leave out the same part.
-        size = max(1 << 12, len(data) // (_SEARCHED_SHARE * len(begins)))
-        low = self._num_documents * 7_919 % max(1, len(data) - size)
-        for found in _positions(data[low : low + size], begins)[:_MAX_CANDIDATES]:
-            at = low + found
-            row = int(np.searchsorted(starts, at, side="right")) - 1
-            # The first bytes of a token are at `at`. `rest` shows whether the whole token follows,
-            # inside the same document.
-            rest = data[at : min(int(stops[row]), at + len(tokens[0]))].tobytes()
-            if row < 0 or room <= 0 or not rest.startswith(tokens):
-                continue
-            start = max(int(starts[row]), at - _AROUND)
-            stop = min(int(stops[row]), at + len(rest) + _AROUND)
-            self._keep(batch, row, data[start:stop])
-            self._token_bytes += stop - start
-            room -= stop - start
-
-
-def _positions(data: NDArray[np.uint8], begins: set[bytes]) -> list[int]:
-    """The positions, in ascending order, of all `begins`, which are one or two bytes long."""
-    found = [np.zeros(0, np.int64)]
-    for begin in begins:
-        matches = data == begin[0]
-        if len(begin) > 1:
-            matches = matches[:-1] & (data[1:] == begin[1])
-        found.append(np.flatnonzero(matches))
-    positions: list[int] = np.sort(np.concatenate(found)).tolist()
-    return positions
 
 
 def _spans(batch: Batch) -> Spans:
