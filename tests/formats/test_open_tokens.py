@@ -100,29 +100,6 @@ def test_arrays_in_memory_are_read_without_a_copy():
         ps.open_tokens(np.ones((2, 2), int))
 
 
-def test_packs_and_documents_are_those_of_a_native_store(layouts, tmp_path):
-    native = ps.build(ps.Texts(TEXTS), tmp_path / "store", tokenizer="bytes")
-    layouts.write_megatron(tmp_path / "x", list(native), native.dtype.name)
-    foreign = ps.open_tokens(tmp_path / "x")
-
-    for make in (Packs, partial(Documents, pad_id=0)):
-        one, two = make(native, 16), make(foreign, 16)
-        rows = np.arange(len(one))
-        for name, values in one.read(rows).items():
-            assert np.array_equal(values, two.read(rows)[name]), name
-    bordered = [Windows(each, 16, borders=True).read(np.arange(4)) for each in (native, foreign)]
-    for name, values in bordered[0].items():
-        assert np.array_equal(values, bordered[1][name]), name
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64", "uint16"])
-def test_a_loader_gives_the_same_batches_for_every_dtype(layouts, dtype, tmp_path):
-    layouts.write_megatron(tmp_path / "x", DOCUMENTS, dtype)
-    batch = next(iter(ps.Loader(Packs(str(tmp_path / "x"), 100), 2)))
-
-    assert sorted(batch["inputs"][0, :94].tolist()) == sorted(DOCUMENTS[0] + [1] + DOCUMENTS[3])
-
-
 def test_a_list_of_a_store_and_a_foreign_set_is_one_stream(layouts, tmp_path):
     native = ps.build(ps.Texts(TEXTS), tmp_path / "store", tokenizer="bytes")
     layouts.write_megatron(tmp_path / "x", list(native), "int32")
@@ -177,19 +154,20 @@ def test_every_encoding_of_mds_is_read_in_place(layouts, encoding, more, tmp_pat
     assert not (tmp_path / "cache").exists()
 
 
-def test_rows_of_mds_and_arrow_are_those_of_a_native_store(layouts, tmp_path):
-    texts = [f"document {number} " * (number % 5 + 1) for number in range(40)]
-    native = ps.build(ps.Texts(texts), tmp_path / "store", tokenizer="bytes")
-    documents = [each.tolist() for each in native]
-    layouts.write_mds(tmp_path / "mds", documents, native.dtype.name, shards=1)
-    layouts.write_arrow(tmp_path / "arrow", documents, "int64", shards=1)
+@pytest.mark.parametrize("layout", ["megatron", "mds", "arrow"])
+def test_rows_of_token_files_are_those_of_a_native_store(layouts, tmp_path, layout):
+    native = ps.build(ps.Texts(TEXTS), tmp_path / "store", tokenizer="bytes")
+    documents, path = [each.tolist() for each in native], tmp_path / "x"
+    # Packs are made of the documents of one part, and the store has one.
+    options = {} if layout == "megatron" else {"shards": 1}
+    getattr(layouts, f"write_{layout}")(path, documents, "int32", **options)
 
-    for name in ("mds", "arrow"):
-        for make in (Windows, Packs, lambda *each: Documents(*each, pad_id=0)):
-            one, two = make(native, 16), make(str(tmp_path / name), 16)
-            rows = np.arange(len(one))
-            for field, values in one.read(rows).items():
-                assert np.array_equal(values, two.read(rows)[field]), field
+    kinds = (Windows, Packs, partial(Documents, pad_id=0), partial(Windows, borders=True))
+    for make in kinds:
+        one, two = make(native, 16), make(ps.open_tokens(path), 16)
+        rows = np.arange(len(one))
+        for field, values in one.read(rows).items():
+            assert np.array_equal(values, two.read(rows)[field]), field
 
 
 @pytest.mark.parametrize("layout", ["mds", "litdata"])

@@ -53,8 +53,8 @@ class _Format(NamedTuple):
     open: Callable[[Path, TokenOptions], list[FilePart]]
     matches: Callable[[Path], bool] | None
     """Whether the contents of a path show the format; None for files without a header."""
-    of: str = "files"
-    """Whether a path is a file, a directory, or either."""
+    of: tuple[str, ...] = ("file",)
+    """What a path can be: a file, a directory, or either."""
 
 
 _FORMATS = {
@@ -64,9 +64,9 @@ _FORMATS = {
     "npy": _Format(open_npy, is_npy),
     "nanogpt": _Format(open_raw, None),
     "olmo": _Format(open_olmo, None),
-    "mds": _Format(open_mds, is_mds, "directories"),
-    "litdata": _Format(open_litdata, is_litdata, "directories"),
-    "arrow": _Format(open_dataset, partial(is_table, "arrow"), "files and directories"),
+    "mds": _Format(open_mds, is_mds, ("directory",)),
+    "litdata": _Format(open_litdata, is_litdata, ("directory",)),
+    "arrow": _Format(open_dataset, partial(is_table, "arrow"), ("file", "directory")),
     "parquet": _Format(open_parquet, partial(is_table, "parquet")),
 }
 _SETS = ("mds", "litdata")
@@ -120,7 +120,11 @@ def open_tokens(
         StoreError: the format is not known, or the files are damaged, or an id is not valid.
         MissingStoreError: a file does not exist.
     """
-    loaded = _loaded(tokenizer)
+    loaded: Tokenizer | None = None
+    if tokenizer is not None:
+        from penstock.tokenize.tokenizer import load_tokenizer
+
+        loaded = load_tokenizer(tokenizer)
     if vocab_size is not None:
         vocab_size = whole_number("vocab_size", vocab_size)
         if vocab_size < 1:
@@ -148,14 +152,6 @@ def open_tokens(
     return TokenFiles(given, name, parts, vocab_size, loaded, reopen)
 
 
-def _loaded(tokenizer: object) -> "Tokenizer | None":
-    if tokenizer is None:
-        return None
-    from penstock.tokenize.tokenizer import load_tokenizer
-
-    return load_tokenizer(tokenizer)
-
-
 def _placed(path: str | os.PathLike[str]) -> Path:
     """Return the path of token files.
 
@@ -176,10 +172,10 @@ def recognised(path: Path) -> list[str]:
     Raises:
         MissingStoreError: there is no such file, and it is no prefix of Megatron's files.
     """
-    kind = "directories" if path.is_dir() else "files"
+    kind = "directory" if path.is_dir() else "file"
     if not path.exists() and is_megatron(path):  # a prefix, or one of the pair is missing
         return ["megatron"]
-    if kind == "files":
+    if kind == "file":
         size_of(path)
     return [
         name
