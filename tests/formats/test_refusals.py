@@ -151,6 +151,11 @@ REFUSALS = {
         {},
         r"x\.loss is for 9 tokens, but .* has 396",
     ),
+    "no index": (
+        without(layout("datatrove", "x.ds"), "x.ds.index"),
+        {"file": "x.ds"},
+        r"needs the index x\.ds\.index",
+    ),
     "no mask": (
         several(
             layout("datatrove", "p0.ds", [[1, 2, 3]], loss=[0, 1, 1]),

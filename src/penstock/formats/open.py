@@ -297,6 +297,11 @@ def _undecided(path: Path, found: list[str]) -> str:
         return f"{path} is empty."
     if path.name == "index.json" or path.suffix == ".mds" or set_of(path) is not None:
         return f"{path} is one file of a set. Pass its directory, {path.parent}."
+    if path.suffix == ".ds":
+        return (
+            f"{path} needs the index {path.name}.index, which datatrove writes beside it. It is "
+            "missing, or counts another number of ids. Restore it."
+        )
     known = ", ".join(name for name, format in _FORMATS.items() if format.matches is not None)
     return (
         f"{path} does not have the contents of a format with a header ({known}). If it "
