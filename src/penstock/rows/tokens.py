@@ -17,10 +17,9 @@ import numpy as np
 
 from penstock.digest import digest_json
 from penstock.errors import StoreError, UnknownLengthError
-from penstock.formats.detect import token_files_at
-from penstock.formats.member import Ids, Member
-from penstock.formats.sets import is_pattern
-from penstock.formats.token_files import TokenFiles
+from penstock.formats.mapped import Ids
+from penstock.formats.open import is_pattern, token_files_at
+from penstock.formats.token_files import Member, TokenFiles
 from penstock.paths import expand_user, is_remote
 from penstock.ranges import Indices, group_rows, ranges
 from penstock.rows.array_file import ArrayFile as ArrayFile
