@@ -42,10 +42,6 @@ class Member(Protocol):
         """Whether these are all parts; False for a snapshot of a store that is being written."""
 
     @property
-    def num_coming(self) -> int:
-        """The next part has at least this many tokens; 0 if the member is sealed."""
-
-    @property
     def is_remote(self) -> bool:
         """Whether files are downloaded when they are first used."""
 
