@@ -59,9 +59,9 @@ REACHED_FROM = {
     "cli.when": ["penstock when"],
     "cli.fetch:_next": ["penstock build"],  # pieces of that command
     "cli.token_files": ["penstock info", "penstock decode", "penstock verify"],
-    "convert.export": ["export_tokens", "penstock export"],
-    "convert.imports": ["import_tokens", "penstock import"],
     "formats": ["open_tokens", "penstock info", "penstock decode", "penstock verify"],
+    "formats.export": ["export_tokens", "penstock export"],
+    "formats.imports": ["import_tokens", "penstock import"],
     "inspect": ["penstock inspect", "penstock when"],
     "inspect.amend": ["penstock amend"],
     "inspect.amend:_check_settings": ["penstock train"],  # these are settings of a recipe
@@ -109,8 +109,9 @@ REACHED_FROM = {
     "store.reader": ["Chat"],
     "streaming": ["stream"],
     "tokenize": [*BUILDERS, *GIVES_TOKENIZER, "check", "Chat", "penstock check"],
-    "tokenize.special_tokens:checked_tokens": ["load_tokenizer", "build", "Chat"],
+    "tokenize.special_tokens:checked_tokens": ["load_tokenizer", "Chat"],
     "tokenize.tokenizer": GIVES_TOKENIZER,
+    "tokenize.tokenizer:_from_object": ["load_tokenizer"],
     "tokenize.tokenizer:tokenizer_of": ["TokenStore.decode", "Loader.explain", "penstock decode"],
     "tokenize.tokenizer:_find": ["TokenStore.decode", "Loader.explain", "penstock decode"],
     "tokenize.train": ["train_tokenizer", "penstock tokenizer train"],

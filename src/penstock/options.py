@@ -241,7 +241,7 @@ class BuildOptions(ReadSettings):
         "and more than 1 GB of text use processes of two threads each; threads:N and processes:N "
         "decide that. ray and ray://HOST:PORT use a Ray cluster. The bytes of the store are the "
         "same.",
-        metavar="WORKERS",
+        metavar="KIND",
         check=lambda workers: parse_workers(workers),
     )
 

@@ -191,9 +191,8 @@ def test_what_was_added_is_logged_with_the_sizes_a_model_needs(caplog, gpt2):
 @pytest.mark.parametrize("given", [True, False])
 def test_what_was_added_is_not_logged_again_when_a_store_is_read(base, given, tmp_path, caplog):
     log_added.cache_clear()
-    store = penstock.build(
-        penstock.Texts(["a"]), tmp_path / "a", tokenizer=base, add_tokens=["<|read|>"]
-    )
+    tokenizer = penstock.load_tokenizer(base, add_tokens=["<|read|>"])
+    store = penstock.build(penstock.Texts(["a"]), tmp_path / "a", tokenizer=tokenizer)
     assert "<|read|>" in caplog.text
     caplog.clear()
     log_added.cache_clear()  # as in a new process

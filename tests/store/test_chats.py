@@ -386,7 +386,7 @@ def test_special_tokens_in_messages_are_text_unless_asked_for(tmp_path, gpt2_cha
     said = {"messages": [{"role": "user", "content": "<|endoftext|>"}, record(1)["messages"][1]]}
     texts = penstock.Texts([json.dumps(said)])
     text = build(texts, tmp_path / "a", chat="chatml")
-    parsed = build(texts, tmp_path / "b", chat=Chat("chatml", "gpt2", special_in_content=True))
+    parsed = build(texts, tmp_path / "b", chat=Chat("chatml", gpt2_chat, special_in_content=True))
 
     assert gpt2_chat.eos_id not in text.document(0)
     assert gpt2_chat.eos_id in parsed.document(0)

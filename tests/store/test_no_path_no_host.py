@@ -205,10 +205,11 @@ def test_a_manifest_records_the_last_part_of_a_path(own, tmp_path, cache):
     template = tmp_path / "mine" / "my.jinja"
     template.write_text("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}")
     chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
-    options = {"chat": template, "add_tokens": ["<|user|>", "<|assistant|>", "<|end|>"]}
-    store = penstock.build(
-        Texts([json.dumps({"messages": chat})]), tmp_path / "store", tokenizer=own, **options
+    chat_template = penstock.Chat(
+        template, own, add_tokens=["<|user|>", "<|assistant|>", "<|end|>"]
     )
+    texts = Texts([json.dumps({"messages": chat})])
+    store = penstock.build(texts, tmp_path / "store", chat=chat_template)
 
     assert store.manifest.contents["tokenizer"]["name"] == "own.json"
     assert store.manifest.contents["chat"]["template"] == "my.jinja"

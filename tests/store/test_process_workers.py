@@ -118,10 +118,11 @@ def mixed(inputs):
     return inputs
 
 
-def job_of(inputs, directory, **options):
+def job_of(inputs, directory, append=False, **options):
     """The job of a build, ready to make slices."""
     settings = {"tokenizer": "bytes", "documents": "lines", "max_bad": 10}
-    job = begin(prepare(inputs, directory, BuildOptions(**{**settings, **options})))
+    options = BuildOptions(**{**settings, **options})
+    job = begin(prepare(inputs, directory, options, append=append))
     for side in job.sides:
         (job.directory / side).mkdir(exist_ok=True)
     return job
@@ -168,7 +169,7 @@ def test_a_slice_has_the_same_bytes_when_another_process_makes_it(
     job = job_of(inputs, tmp_path / "one", **options)
     expected = made(ThreadRunner(job, 1), [0], job)
     job = job_of(inputs, tmp_path / "two", **options)
-    runner = ProcessRunner(job, 4, is_required=True)
+    runner = ProcessRunner(job, 4)
     with closing(runner):
         # The last slots belong to the other process.
         found = made(runner, range(runner.num_slots)[-num_slots(2) :], job)
@@ -403,7 +404,7 @@ def test_many_threads_and_much_text_are_needed_to_use_processes_by_default(
 
 def test_an_unknown_kind_of_workers_is_refused(mixed, tmp_path):
     with pytest.raises(
-        StoreError, match=r'workers=\'gpus\' \(--workers\) is not .*threads:N, processes:N'
+        StoreError, match=r"workers=\'gpus\' \(--workers\) is not .*threads:N, processes:N"
     ):
         penstock.build(mixed, tmp_path / "store", workers="gpus")
 

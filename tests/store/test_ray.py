@@ -299,7 +299,7 @@ def test_ray_and_threads_write_the_same_bytes(
     more.write_text('{"text": "appended"}\n' * 300)
     monkeypatch.chdir(tmp_path)
     options = {"tokenizer": "bytes", "documents": "lines", "max_bad": 10, **options}
-    for workers in ("ray", "threads:1"):
+    for workers in ("ray", "threads"):
         penstock.build("in", workers, workers=workers, **options)
         penstock.build(
             more, workers, workers=workers, append=True, **options | {"overwrite": False}

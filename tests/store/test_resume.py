@@ -14,7 +14,7 @@ from penstock.errors import PenstockError, StoreError
 from penstock.store.journal import Journal
 
 pytestmark = pytest.mark.usefixtures("small_slices")
-SETTINGS = {"tokenizer": "bytes", "documents": "lines", "max_bad": 10, "threads": 1}
+SETTINGS = {"tokenizer": "bytes", "documents": "lines", "max_bad": 10, "workers": 1}
 
 
 def build(inputs, store, **settings):

@@ -54,7 +54,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_file(
-    path: Path, pieces: Iterable[Any], *, live: bool = False, sums: list[int] | None = None
+    path: Path, pieces: Iterable[Any], *, sums: list[int] | None = None
 ) -> tuple[int, str]:
     """Write `pieces` (bytes or contiguous arrays) to `path`; returns its size and XXH3-128.
 
@@ -63,8 +63,6 @@ def write_file(
     Args:
         path: The file.
         pieces: Its contents.
-        live: Whether the file is read before it is on disk. The caller then syncs it with
-            `sync_file`.
         sums: The checksums of the blocks of the file are appended to this list.
 
     Raises:
@@ -75,16 +73,14 @@ def write_file(
     with _removed_on_failure(temporary, path):
         # Closed before it is renamed, because Windows does not rename open files.
         with temporary.open("xb", buffering=0) as file:
-            written = _fill(file, pieces, live, sums)
+            written = _fill(file, pieces, sums)
         # Atomic: other processes see the old contents or all of the new ones.
         temporary.replace(path)
     return written
 
 
-def _fill(
-    file: FileIO, pieces: Iterable[Any], live: bool, sums: list[int] | None
-) -> tuple[int, str]:
-    """Write `pieces` to an open file and sync it, unless `live`; returns its size and XXH3-128."""
+def _fill(file: FileIO, pieces: Iterable[Any], sums: list[int] | None) -> tuple[int, str]:
+    """Write `pieces` to an open file and sync it; returns its size and XXH3-128."""
     digest = xxhash.xxh3_128()
     size = 0
     for block in _blocks(pieces):
@@ -94,8 +90,7 @@ def _fill(
         size += len(block)
         while block:
             block = block[file.write(block) :]
-    if not live:
-        os.fsync(file)
+    os.fsync(file)
     return size, digest.hexdigest()
 
 

@@ -90,9 +90,8 @@ class Job:
     damaged: "Sequence[StoreFile]" = ()
     """The files of a finished store to make again; empty if this build makes a store."""
     live: bool = False
-    """Whether parts are read while others are built. Then all threads together make the first
-    slice, and one thread makes the others as long as no reader waits. Parts are announced before
-    they are on disk, and they are compared with the reference tokenizer after that."""
+    """Whether parts are read while others are built. Then one thread makes them as long as no
+    reader waits, and the first documents are compared when their part can be read."""
     remote: "Destination | None" = None
     """Where sealed parts are sent; `directory` is then a staging directory on this machine."""
 

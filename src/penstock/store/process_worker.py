@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, WorkerError
 from penstock.store.files import keep_freed_memory
 from penstock.store.job import Job
 from penstock.store.memory import arrow_from_malloc
@@ -42,13 +42,6 @@ class WorkerSetup:
     log_level: int
 
 
-@dataclass(frozen=True, slots=True)
-class CannotLoad:
-    """Sent in place of the first `NEXT` if the process cannot load the build."""
-
-    reason: str
-
-
 def main(descriptors: Sequence[str]) -> None:
     """Make slices until the build has no more; the descriptors are the worker's ends of pipes."""
     control, *slots = (Connection(int(each)) for each in descriptors)
@@ -59,7 +52,12 @@ def main(descriptors: Sequence[str]) -> None:
         return  # the build has ended
     except Exception as error:  # noqa: BLE001  (a tokenizer of the user may raise anything)
         for slot in slots:
-            slot.send(CannotLoad(f"{type(error).__name__}: {error}"))
+            slot.send(
+                WorkerError(
+                    f"A worker process cannot load the build ({type(error).__name__}: {error}). "
+                    'Use workers="threads" (--workers threads) of penstock.build.'
+                )
+            )
         return
     # The lock of the store is lost when the build ends, so nothing is written here after that.
     threading.Thread(target=_exit_with_build, args=(control,), daemon=True).start()

@@ -60,10 +60,10 @@ def runner_for(job: Job) -> Runner:
     if workers.startswith("ray"):
         return RayRunner(job, None if workers == "ray" else workers)
     if workers == "processes":
-        return ProcessRunner(job, num_threads, is_required=True)
+        return ProcessRunner(job, num_threads)
     if workers == "auto" and num_threads > _FEW_THREADS and _text_bytes(job) >= _MUCH_TEXT:
         try:
-            return ProcessRunner(job, num_threads, is_required=False)
+            return ProcessRunner(job, num_threads)
         except (StoreError, OSError) as error:  # OSError: the system allows no more processes
             _log.info("%s Threads are used.", error)
     return ThreadRunner(job, num_threads)
