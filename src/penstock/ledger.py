@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from penstock.digest import checked_json, parse_checked
+from penstock.disk import read_file, sync_directory, write_file
 from penstock.errors import LedgerError
 from penstock.order.amend import weights_from_json
 from penstock.order.plan import Plan
 from penstock.rows.protocol import Rows
-from penstock.store.files import read_file, sync_directory, write_file
 
 if sys.platform != "win32":
     import fcntl

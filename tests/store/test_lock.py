@@ -10,13 +10,13 @@ import pytest
 import zygote
 
 import penstock
+from penstock.disk import lock_path, locked
 from penstock.errors import StoreBusyError, StoreError
 from penstock.sources.settings import Texts
-from penstock.store.lock import lock_path, locked
 
 HOLD = """
 import pathlib, sys
-from penstock.store.lock import locked
+from penstock.disk import locked
 with locked(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -138,7 +138,7 @@ def test_a_forked_child_neither_holds_nor_removes_the_lock(tmp_path, python):
     code = """
 import os, pathlib, sys
 from penstock.errors import StoreBusyError
-from penstock.store.lock import lock_path, locked
+from penstock.disk import lock_path, locked
 store = pathlib.Path(sys.argv[1])
 with locked(store):
     child = os.fork()
@@ -159,7 +159,7 @@ def test_processes_that_make_and_remove_the_lock_never_hold_it_together(tmp_path
     code = """
 import os, pathlib, sys
 from penstock.errors import StoreBusyError
-from penstock.store.lock import locked
+from penstock.disk import locked
 store, rounds = pathlib.Path(sys.argv[1]), 0
 while rounds < 100:
     try:

@@ -34,8 +34,8 @@ from penstock.catalog.request import (
     shown_url,
 )
 from penstock.digest import derive_key
+from penstock.disk import rename, sync_file
 from penstock.errors import DiskFullError, FetchError
-from penstock.store.files import rename, sync_file
 
 _HUB = "https://huggingface.co/"
 # Each block is written as soon as it is received, so a killed process loses at most one block.

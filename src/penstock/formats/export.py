@@ -23,15 +23,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock.errors import StoreBusyError, StoreError
-from penstock.formats.mapped import Array, Integers
-from penstock.formats.open import token_files_at
-from penstock.formats.token_files import TokenFiles, check_all, check_mask
-from penstock.remote.address import StoreUrl
-from penstock.store.beside import made_beside
-from penstock.store.copies import on_this_machine
-from penstock.store.files import (
+from penstock.disk import (
     empty_directory,
+    locked,
     make_tree,
     remove_tree,
     room_for,
@@ -39,7 +33,13 @@ from penstock.store.files import (
     sync_file,
     write_file,
 )
-from penstock.store.lock import locked
+from penstock.errors import StoreBusyError, StoreError
+from penstock.formats.mapped import Array, Integers
+from penstock.formats.open import token_files_at
+from penstock.formats.token_files import TokenFiles, check_all, check_mask
+from penstock.remote.address import StoreUrl
+from penstock.store.beside import made_beside
+from penstock.store.copies import on_this_machine
 from penstock.store.reader import TokenStore
 from penstock.store.sides import open_stores, stores_at
 

@@ -23,11 +23,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.disk import read_file, sync_file, write_file
 from penstock.loader.read import Assembler
 from penstock.loader.run import AnyPlan, Run
 from penstock.loader.state import of_samples, of_tokens, source_keys
 from penstock.rows.protocol import Array, Integers
-from penstock.store.files import read_file, sync_file, write_file
 
 FILE_NAME = "fingerprints.jsonl"
 _MODULUS = 2**64

@@ -25,10 +25,9 @@ from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
+from penstock.disk import NamedFile, cache_directory, room_for
 from penstock.errors import MissingStoreError, RemoteError, StoreError
-from penstock.paths import NamedFile
 from penstock.remote.objects import Objects
-from penstock.store.files import cache_directory, room_for
 
 _POLL_SECONDS = 0.02
 # A file may be removed between its download and its use, if the limit is too small for the files

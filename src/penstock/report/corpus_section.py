@@ -7,9 +7,9 @@ from pathlib import Path
 
 from penstock.cli.terminal import visible
 from penstock.cli.units import number_of, size_text
+from penstock.disk import NamedFile
 from penstock.formats.token_files import Member
 from penstock.inspect.members import documents_of_parts
-from penstock.paths import NamedFile
 from penstock.report.corpus import (
     MOST_HASHED,
     MOST_TOKENS,

@@ -21,24 +21,24 @@ bounds, which the digest of the store covers, and from settings that the digest 
 """
 
 import hashlib
-import mmap
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from penstock.digest import digest_json
+from penstock.disk import (
+    HEADER_BYTES,
+    cache_directory,
+    header,
+    map_file,
+    sync_directory,
+    write_file,
+)
 from penstock.errors import PlanError
 from penstock.formats.token_files import Member
 from penstock.rows.packing import PACKING_FORMAT, WORD, RowIndex, joined, offsets_of, sizes_of
 from penstock.rows.protocol import Array, Integers
-from penstock.store.files import (
-    HEADER_BYTES,
-    cache_directory,
-    header,
-    sync_directory,
-    write_file,
-)
 
 _MOST_TOKENS = 1 << 40  # of a part, because an offset has 40 bits
 _ROWS_AT_ONCE = 1 << 16
@@ -96,7 +96,7 @@ def _read(path: Path, key: str, part_tokens: Integers, length: int) -> RowIndex 
     """Return the index in a file; None if it is missing, damaged or of another store."""
     try:
         with path.open("rb") as stream:
-            mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            mapping = map_file(stream)
     except (OSError, ValueError):
         return None
     size, rest = divmod(len(mapping) - HEADER_BYTES, WORD.itemsize)

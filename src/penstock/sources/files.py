@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from penstock.disk import NamedFile, redacted
 from penstock.errors import SourceError
-from penstock.paths import NamedFile, redacted
 from penstock.sources.remote import RemoteStream, file_system, remote_errors
 from penstock.sources.settings import Texts
 

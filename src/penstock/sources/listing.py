@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from penstock.disk import expand_user, nearby_names, redacted
 from penstock.errors import MissingInputError, SourceError
 from penstock.options import ReadSettings
-from penstock.paths import expand_user, nearby_names, redacted
 from penstock.sources.decompress import Expanded
 from penstock.sources.files import BOM, InputFile, file_state, open_file
 from penstock.sources.remote import file_system, without_secrets

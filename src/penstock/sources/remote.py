@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from penstock.disk import redacted as redacted
 from penstock.errors import MissingExtraError, SourceError
-from penstock.paths import redacted as redacted
 
 _PACKAGES = {
     **dict.fromkeys(("s3", "s3a"), "penstock[s3]"),

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from penstock.disk import rename
 from penstock.errors import StoreError
-from penstock.store.files import rename
 from penstock.store.part import SIDES
 
 _SHOWN = 5

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Unpack
 
+from penstock.disk import locked, remove_temporary, room_for
 from penstock.errors import (
     RemoteError,
     SourceError,
@@ -26,14 +27,9 @@ from penstock.store.existing import (
     earlier_build,
     killed_at_the_end,
 )
-from penstock.store.files import (
-    remove_temporary,
-    room_for,
-)
 from penstock.store.inputs import read_stamps, remember_stamps
 from penstock.store.job import Inputs, Job, Report, prepare
 from penstock.store.journal import Journal, SealedSlice
-from penstock.store.lock import locked
 from penstock.store.manifest import read_manifest
 from penstock.store.overwrite import replacement
 from penstock.store.part import parse_split

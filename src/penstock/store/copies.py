@@ -6,10 +6,9 @@ from pathlib import Path
 
 import xxhash
 
+from penstock.disk import NamedFile, write_file
 from penstock.errors import MissingStoreError, StoreError
-from penstock.paths import NamedFile
 from penstock.remote.address import StoreUrl, store_path
-from penstock.store.files import write_file
 from penstock.store.parts import REPAIR_ADVICE
 from penstock.store.verify import file_problem
 

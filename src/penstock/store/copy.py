@@ -14,22 +14,14 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.digest import canonical_json
+from penstock.disk import locked, read_file, rename, room_for, sync_directory, sync_file, write_file
 from penstock.errors import MissingStoreError, RemoteError, StoreError
 from penstock.remote import Objects, open_objects
 from penstock.remote.address import StorePath, StoreUrl, store_path
 from penstock.store.beside import made_beside, refuse_occupied, remove_others
 from penstock.store.copies import copy_file
 from penstock.store.destination import Destination, in_threads
-from penstock.store.files import (
-    read_file,
-    rename,
-    room_for,
-    sync_directory,
-    sync_file,
-    write_file,
-)
 from penstock.store.journal import Journal
-from penstock.store.lock import locked
 from penstock.store.manifest import (
     FILE_NAME,
     JsonObject,

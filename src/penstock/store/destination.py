@@ -21,11 +21,11 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from penstock.digest import digest_bytes, digest_json
+from penstock.disk import cache_directory, empty_directory, read_file, write_file
 from penstock.errors import MissingStoreError, StoreError, TokenMismatchError
 from penstock.remote import open_objects
 from penstock.remote.address import StoreUrl
 from penstock.store.copies import read_recorded
-from penstock.store.files import cache_directory, empty_directory, read_file, write_file
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.manifest import FILE_NAME, Manifest, parse_manifest, part_file, with_table
 from penstock.store.part import SIDES

@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock.digest import canonical_json
+from penstock.disk import remove_temporary
 from penstock.errors import StoreError
 from penstock.sources.files import InputFile
-from penstock.store.files import remove_temporary
 from penstock.store.inputs import (
     known_stamp,
     piece_digests,

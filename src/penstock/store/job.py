@@ -16,9 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from penstock.disk import expand_user, make_tree
 from penstock.errors import MissingStoreError, SourceError, TokenizerError
 from penstock.options import BuildOptions, num_cores, parse_workers
-from penstock.paths import expand_user
 from penstock.sources.digests import SpanDigests
 from penstock.sources.document import Batch, Reject
 from penstock.sources.files import InputFile
@@ -28,7 +28,6 @@ from penstock.sources.read import read_slice
 from penstock.sources.settings import Texts
 from penstock.sources.slices import Slice, cut
 from penstock.store.cuts import cut_safety
-from penstock.store.files import make_tree
 from penstock.store.manifest import JsonObject
 from penstock.store.part import SIDES, Split, parse_split
 from penstock.store.verify import recorded_names

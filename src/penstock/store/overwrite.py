@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.digest import canonical_json
+from penstock.disk import remove_tree, rename
 from penstock.errors import StoreError
 from penstock.store.existing import discard, earlier_build
-from penstock.store.files import remove_tree, rename
 from penstock.store.inputs import stamps_path
 from penstock.store.job import Job
 from penstock.store.journal import Journal

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.disk import header, write_file
 from penstock.errors import StoreError
 from penstock.options import ReadSettings
 from penstock.sources.decompress import Expanded
@@ -38,8 +39,7 @@ from penstock.sources.files import BOM, InputFile
 from penstock.sources.settings import BLOCK_BYTES
 from penstock.sources.tables import num_rows
 from penstock.sources.whole import file_rule
-from penstock.store.files import array_layout, header, write_file
-from penstock.store.manifest import PartRecord, part_file
+from penstock.store.manifest import PartRecord, array_layout, part_file
 from penstock.tokenize.tokenizer import Tokenizer
 
 TokenArray = NDArray[Any]

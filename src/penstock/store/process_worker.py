@@ -23,9 +23,8 @@ from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 
 from penstock.errors import PenstockError, WorkerError
-from penstock.store.files import keep_freed_memory
 from penstock.store.job import Job
-from penstock.store.memory import arrow_from_malloc
+from penstock.store.memory import arrow_from_malloc, keep_freed_memory
 from penstock.store.slice_work import Order, Watch
 from penstock.store.threads import ThreadRunner
 

@@ -28,8 +28,8 @@ from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
 from typing import Any
 
+from penstock.disk import remove_temporary
 from penstock.errors import StoreError, WorkerError
-from penstock.store.files import remove_temporary
 from penstock.store.job import Job
 from penstock.store.memory import num_slots
 from penstock.store.process_worker import WorkerSetup

@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock import __version__
+from penstock.disk import remove_temporary
 from penstock.errors import MissingExtraError, MissingInputError, StoreError, WorkerError
 from penstock.sources.files import InputFile
-from penstock.store.files import keep_freed_memory, remove_temporary
 from penstock.store.job import Job
 from penstock.store.journal import Journal
-from penstock.store.memory import arrow_from_malloc, num_slots
+from penstock.store.memory import arrow_from_malloc, keep_freed_memory, num_slots
 from penstock.store.processes import cannot_send
 from penstock.store.slice_work import (
     Advance,

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from penstock.disk import remove_tree, rename, write_file
 from penstock.errors import StoreError
-from penstock.store.files import remove_tree, rename, write_file
 from penstock.store.inputs import reject_lines
 from penstock.store.job import Job, Report
 from penstock.store.journal import Journal

@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock.digest import digest_bytes
+from penstock.disk import cache_directory, digest_file, read_file, write_file
 from penstock.errors import MissingStoreError, RemoteError, StoreError
 from penstock.remote.address import StoreUrl
 from penstock.remote.objects import Objects, open_objects
-from penstock.store.files import cache_directory, digest_file, read_file, write_file
 from penstock.store.manifest import (
     FILE_NAME,
     JsonObject,

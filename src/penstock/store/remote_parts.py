@@ -9,14 +9,13 @@ local store. If one is damaged, the file is downloaded once more.
 from collections.abc import Sequence
 from typing import final
 
+from penstock.disk import MappedFile, NamedFile
 from penstock.errors import StoreError
-from penstock.paths import NamedFile
 from penstock.remote.address import StoreUrl
 from penstock.remote.cache import FileCache, RemoteFile
 from penstock.remote.downloads import MissingFile
 from penstock.remote.objects import open_objects
 from penstock.store.manifest import Manifest, PartRecord, part_file
-from penstock.store.maps import MappedFile
 from penstock.store.parts import PartFiles
 
 

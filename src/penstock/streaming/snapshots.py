@@ -271,7 +271,7 @@ class StreamedStore:
             raise StoreError(f"{self.path}: {problem}. Open it again to continue the build.")
         waited = timer.seconds(self._num_slices)
         if waited > self._timeout:
-            from penstock.store.lock import lock_holder  # a loader needs no filelock
+            from penstock.disk import lock_holder  # a loader needs no filelock
 
             raise StoreBusyError(
                 f"{self.path}: no slice was sealed in {waited:,.0f} s (timeout={self._timeout:g}) "

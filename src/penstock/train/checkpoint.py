@@ -2,7 +2,7 @@
 
     run/checkpoints/step-00000500.pt     model, optimizers, the loader's state, progress
 
-A checkpoint is complete or absent (see `penstock.store.files`), and has the SHA-256 of its
+A checkpoint is complete or absent (see `penstock.disk`), and has the SHA-256 of its
 contents, which is compared before anything is loaded. A run that is killed while
 it saves resumes from the previous checkpoint. There is no random state to save: the dropout of a
 step is drawn from a key derived from the step. Loading runs no code (`weights_only`), and any
@@ -22,13 +22,8 @@ from typing import Any
 
 import torch
 
+from penstock.disk import lock_path, locked, remove_temporary, sync_directory, write_file
 from penstock.errors import PenstockError, StoreBusyError, TrainError
-from penstock.store.files import (
-    remove_temporary,
-    sync_directory,
-    write_file,
-)
-from penstock.store.lock import lock_path, locked
 from penstock.train.config import ModelConfig
 from penstock.train.distributed import World
 from penstock.train.record import checkpoint_paths

@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.disk import expand_user, is_remote, nearby_names, redacted, write_file
 from penstock.errors import (
     MissingInputError,
     PlanError,
@@ -24,7 +25,6 @@ from penstock.errors import (
     TokenizerError,
 )
 from penstock.formats.open import TOKEN_SUFFIXES, is_token_file
-from penstock.paths import expand_user, is_remote, nearby_names, redacted
 from penstock.recipe import (
     DEFAULT_SIZE,
     DEFAULT_TOKENIZER,
@@ -35,7 +35,6 @@ from penstock.recipe import (
     set_value,
 )
 from penstock.remote.address import store_path
-from penstock.store.files import write_file
 from penstock.train.bundled import bundled_recipes
 from penstock.train.config import TrainingConfig, TrainingJob
 from penstock.train.data import open_data, store_sides

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from penstock.disk import read_file, sync_file, write_file
 from penstock.errors import MissingExtraError, TrainError
-from penstock.store.files import read_file, sync_file, write_file
 from penstock.train.config import TrainingConfig
 from penstock.train.metrics import RunProgress
 
