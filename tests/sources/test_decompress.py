@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import SourceError
-from penstock.sources.decompress import Expanded
+from penstock.sources.files import Expanded
 from penstock.sources.listing import list_files
 from penstock.sources.settings import ReadSettings
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.sources.document import Batch, binary_array
+from penstock.sources.batch import Batch, binary_array
 from penstock.store.idle import IdleThreads
 from penstock.store.part import PartBuilder
 

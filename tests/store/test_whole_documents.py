@@ -248,7 +248,7 @@ def test_a_tokenizer_without_a_place_is_refused_above_one_slice(
     name, suffix, tokenizer_of, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", 4_000)
-    monkeypatch.setattr("penstock.sources.whole.RANGE_BYTES", 500)
+    monkeypatch.setattr("penstock.sources.text.RANGE_BYTES", 500)
     text = "".join(f"line {number} of a text\n" for number in range(600)).encode()
     path = tmp_path / f"a.{suffix}"
     path.write_bytes(gzip.compress(text) if suffix.endswith("gz") else text)

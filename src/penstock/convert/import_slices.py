@@ -8,7 +8,7 @@ import xxhash
 
 from penstock.convert.source import TokenSource
 from penstock.formats.member import Array, Integers
-from penstock.sources.document import Tally
+from penstock.sources.batch import Tally
 from penstock.store.files import HEADER_BYTES, array_layout, sync_directory
 from penstock.store.job import Job
 from penstock.store.journal import SealedSlice

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from penstock.sources.document import Batch
+from penstock.sources.batch import Batch
 from penstock.store.part import Encoded, PartBuilder
 
 T = TypeVar("T")
