@@ -45,6 +45,14 @@ def test_all_members_are_read_one_after_another(kind, pieces, scratch):
     assert expanded(path) == b"".join(pieces)
 
 
+def test_bytes_that_were_peeked_are_read_again(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"abcdefgh")
+
+    with contextlib.closing(Expanded(list_files(tmp_path, ReadSettings())[0])) as stream:
+        assert [stream.peek(5), stream.peek(2), stream.read(1)] == [b"abcde", b"ab", b"a"]
+        assert [stream.peek(6), stream.read(9), stream.peek(1)] == [b"bcdefg", b"bcdefgh", b""]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_documents_may_span_members_and_slices(kind, read, tmp_path):
     lines = [b"line %d %s" % (number, b"x" * (number % 300)) for number in range(500)]

@@ -179,8 +179,9 @@ class Expanded:
 
     def peek(self, num_bytes: int) -> bytes:
         """The next `num_bytes` bytes, fewer only at the end; `read` returns them again."""
-        self._peeked = self.read(num_bytes)
-        return self._peeked
+        if len(self._peeked) < num_bytes:
+            self._peeked = self.read(num_bytes)
+        return self._peeked[:num_bytes]
 
     def read(self, num_bytes: int) -> bytes:
         """The next `num_bytes` bytes, fewer only at the end."""

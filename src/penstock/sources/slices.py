@@ -1,12 +1,13 @@
 """Slices: ranges of the input, which depend only on the inputs and the tokenizer.
 
-A slice is about 64 MB of text and becomes one part of the store. It is the same whichever worker
-processes it and however often the build was killed before. Files are cut in the order of their
-names:
+A slice becomes one part of the store. It is the same whichever worker processes it and however
+often the build was killed before. The first slice of a build holds about 4 MB of text, the second
+about 16 MB, and all others about 64 MB: the first part is ready early, and a run that streams can
+begin. Files are cut in the order of their names:
 
     small files     a.txt b.txt c.txt      several of them form a slice
-    a large file    │ d.txt │ d.txt │      cut into n slices, each at the first record border
-                                           after a multiple of 1/n of its size
+    a large file    │ d.txt │ d.txt │      cut at the first record border after 4 MB and 20 MB
+                                           if it begins the build, and then into equal slices
     a compressed    │ e.gz │ e.gz │ e.     read in order and cut whenever a slice is full,
     file                                   because it cannot be read from the middle
     one document    │ f.txt ┆ f.txt │      longer than a slice and without record borders: cut
@@ -17,7 +18,7 @@ file carries its text, and so does a slice of a CSV file or a JSON array, whose 
 only in order. A table (Parquet, Arrow) is cut between row groups or record batches.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -50,6 +51,8 @@ from penstock.sources.text import (
 
 NOMINAL_EXPANSION = 4
 """The assumed ratio of text to compressed bytes when small files are grouped."""
+RAMP = (4_000_000, 16_000_000)
+"""The most bytes of text that the first slices of a build should hold."""
 _LOOK_BYTES = 1 << 16
 # A longer record of a format that is read in order is a quote or bracket that is never closed.
 _MAX_RECORD = 1 << 30
@@ -104,27 +107,33 @@ def cut(
     Args:
         files: The inputs.
         reading: The settings of the build.
-        slice_bytes: About how much text a slice holds.
+        slice_bytes: About how much text a slice holds after the first ones; see `RAMP`.
         is_cut_safe: Says where a document that is longer than a slice may be cut. Without it,
             such a document is an error.
         border: The offset at which an input of one document is divided into two documents.
     """
-    spans = _Cutter(files, reading, slice_bytes, is_cut_safe, border).slices()
-    return (Slice(index, tuple(each)) for index, each in enumerate(spans))
+    return _Cutter(files, reading, slice_bytes, is_cut_safe, border).slices()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Cutter:
-    """Cuts files into spans; its fields are the arguments of `cut`."""
+    """Cuts files into slices; all fields but the last are the arguments of `cut`."""
 
     files: Sequence[InputFile]
     reading: ReadSettings
     slice_bytes: int
     is_cut_safe: IsCutSafe | None
     border: int | None
+    made: int = 0
+    """How many slices were cut."""
 
-    def slices(self) -> Iterator[list[InputSpan]]:
-        """The spans of each slice."""
+    def wanted(self, ahead: int = 0) -> int:
+        """How many bytes of text the next slice should hold, or the one that is `ahead` of it."""
+        number = self.made + ahead
+        return min(self.slice_bytes, RAMP[number]) if number < len(RAMP) else self.slice_bytes
+
+    def slices(self) -> Iterator[Slice]:
+        """The slices of all files."""
         for group in self._groups():
             held: list[InputSpan] = []
             size = 0
@@ -138,14 +147,18 @@ class _Cutter:
                     size += num_bytes
                     # Three quarters, because a span of a compressed file ends at the last border
                     # before the slice is full.
-                    is_full = size * 4 >= self.slice_bytes * 3 and (len(group) == 1 or not ranged)
+                    is_full = size * 4 >= self.wanted() * 3 and (len(group) == 1 or not ranged)
                     # If the next span continues this document, this span must be the last of its
                     # part: the next part begins with the rest of the document.
                     if is_full or not span.ends:
-                        yield held
+                        yield self._slice(held)
                         held, size = [], 0
             if held:
-                yield held
+                yield self._slice(held)
+
+    def _slice(self, spans: list[InputSpan]) -> Slice:
+        self.made += 1
+        return Slice(self.made - 1, tuple(spans))
 
     def _groups(self) -> Iterator[list[int]]:
         """The numbers of files that are cut together: one large file, or several small ones."""
@@ -154,12 +167,12 @@ class _Cutter:
         for number, file in enumerate(self.files):
             # By sizes on disk, which are known without reading: groups must not depend on contents.
             size = file.size * (NOMINAL_EXPANSION if file.compression else 1)
-            if size > self.slice_bytes and group:
+            if size > self.wanted() and group:
                 yield group
                 group, held = [], 0
             group.append(number)
             held += size
-            if held >= self.slice_bytes:
+            if held >= self.wanted():
                 yield group
                 group, held = [], 0
         if group:
@@ -168,7 +181,7 @@ class _Cutter:
     def _spans(self, file: InputFile, number: int) -> Iterator[tuple[InputSpan, int]]:
         """The spans of one file, and how many bytes of text each holds."""
         if file.texts is not None:
-            for start, stop, num_bytes in text_spans(file.texts, self.slice_bytes):
+            for start, stop, num_bytes in text_spans(file.texts, self.wanted):
                 yield InputSpan(number, start, stop, num_bytes), num_bytes
         elif file.format in ("parquet", "arrow"):
             sizes = row_group_sizes(file, self.reading.field)
@@ -182,13 +195,14 @@ class _Cutter:
 
     def _joined(self, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         """Ranges of row groups of about a slice: the first, the one after the last, the size."""
-        start, held = 0, 0
+        start, held, left = 0, 0, sum(sizes)
         for number, size in enumerate(sizes):
             # A quarter above a slice is allowed: row groups are often close to a slice in size.
-            if held and held + size > self.slice_bytes * 5 // 4:
+            if held and held + size > self.wanted() * 5 // 4 and left * 2 > self.wanted():
                 yield start, number, held
                 start, held = number, 0
             held += size
+            left -= size
         yield start, len(sizes), held
 
     def _text_spans(self, file: InputFile, number: int) -> Iterator[InputSpan]:
@@ -197,8 +211,7 @@ class _Cutter:
         if file.format in IN_ORDER:
             yield from self._stream_spans(Expanded(file), number, record_splitter(file.format))
             return
-        # Rounded, so that a file a little above one slice is not cut into a full and a tiny one.
-        is_small = round(file.size / self.slice_bytes) <= 1
+        is_small = not self._places(0, file.size)
         is_plain = file.compression is None
         rule, found = "lines" if file.format == "jsonl" else reading.documents, None
         is_auto = rule == "auto" and file.format == "text"
@@ -248,11 +261,18 @@ class _Cutter:
             start = border
         yield start, last
 
-    def _places(self, first: int, last: int) -> Iterable[int]:
+    def _places(self, first: int, last: int) -> list[int]:
         """Where the ranges of `[first, last)` should meet; there is no tiny one at the end."""
-        num_ranges = max(1, round((last - first) / self.slice_bytes))
+        places: list[int] = []
+        start, size = first, self.wanted()
+        while size < self.slice_bytes and last - start > size * 3 // 2:
+            start += size
+            places.append(start)
+            size = self.wanted(len(places))
+        # If a slice of the ramp holds the rest, it is below one and a half slices too.
+        num_ranges = max(1, round((last - start) / self.slice_bytes))
         # Integer arithmetic is exact for files of any size.
-        return (first + k * (last - first) // num_ranges for k in range(1, num_ranges))
+        return places + [start + k * (last - start) // num_ranges for k in range(1, num_ranges)]
 
     def _plain_pieces(self, file: InputFile) -> Iterator["_Piece"]:
         """The pieces of a document, or of two if it is divided at `border`."""
@@ -285,7 +305,8 @@ class _Cutter:
                 while True:
                     # A rest of up to one and a half slices is not cut. For plain files, rounding
                     # has that effect.
-                    most = self.slice_bytes * 3 // 2
+                    size = self.wanted()
+                    most = size * 3 // 2
                     wanted = most + RANGE_BYTES + CONTEXT_BYTES
                     if last is not None:
                         wanted = min(wanted, last - place)
@@ -293,12 +314,12 @@ class _Cutter:
                     is_rest = len(held) < wanted or place + len(held) == last
                     if is_rest and len(held) <= most:
                         break
-                    end = find_cut(held, self.slice_bytes, self.is_cut_safe)
+                    end = find_cut(held, size, self.is_cut_safe)
                     if end < 0:
                         # The search came to the end of the document: the rest is one longer piece.
-                        if is_rest and len(held) <= self.slice_bytes + RANGE_BYTES:
+                        if is_rest and len(held) <= size + RANGE_BYTES:
                             break
-                        raise _no_place(file, place + self.slice_bytes)
+                        raise _no_place(file, place + size)
                     on_disk = stream.take_disk_bytes()
                     yield place, place + end, on_disk, held[:end], place == first, False
                     place, held = place + end, held[end:]
@@ -321,16 +342,20 @@ class _Cutter:
                     raise damaged(file, 0, error.args[0]) from None
             if file.format in DELIMITERS:
                 column = find_column(stream.peek(MAX_HEADER), file, self.reading.field)
-            more = b" "
-            while more:
+            ended = False
+            while not ended:
                 # Reads as much again as is held, so that a long record is searched log(n) times.
-                more = stream.read(max(self.slice_bytes, len(held)))
-                held += more
+                held += stream.read(max(self.wanted(), len(held)))
+                # A short rest of the file belongs to this slice.
+                most = max(1, self.wanted() // 2)
+                ended = len(stream.peek(most)) < most
+                if ended:
+                    held += stream.read(most)
                 # A span holds whole records. The text after the last border begins the next span.
-                border = splitter.last_border(held[head:]) if more else len(held)
-                if border and more:
+                border = len(held) if ended else splitter.last_border(held[head:])
+                if border and not ended:
                     border, head = border + head, 0
-                if not (more or splitter.is_end(held)):
+                if ended and not splitter.is_end(held):
                     raise damaged(file, start + len(held), "it was cut off; no ] closes the array")
                 if splitter.in_order and len(held) - border > _MAX_RECORD:
                     raise damaged(file, start + border, "a record of more than 1 GiB begins here")

@@ -14,7 +14,7 @@ refuses fields above 128 KB unless a setting of the whole process is changed.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -212,21 +212,23 @@ def _text_column(batch: Any, field: str) -> ArrowArray:
 
 
 def text_spans(
-    texts: Texts, num_bytes: int, start: int = 0, stop: int | None = None
+    texts: Texts, wanted: Callable[[], int], start: int = 0, stop: int | None = None
 ) -> Iterator[tuple[int, int, int]]:
-    """Ranges of texts of at least `num_bytes` each, except the last, and their sizes in bytes."""
+    """Ranges of texts of at least `wanted()` bytes each, except the last, and their sizes."""
     stop = len(texts) if stop is None else stop
-    held = 0
-    for number, size in enumerate(texts.sizes(start, stop), start):
-        if held >= num_bytes:
+    sizes = texts.sizes(start, stop)
+    held, left = 0, sum(sizes)
+    for number, size in enumerate(sizes, start):
+        if held >= wanted() and left * 2 > wanted():  # a short rest belongs to the range before
             yield start, number, held
             start, held = number, 0
         held += size
+        left -= size
     yield start, stop, held
 
 
 def _text_rows(texts: Texts, start: int, stop: int) -> Iterator[tuple[int, ArrowArray]]:
-    for first, last, _ in text_spans(texts, BLOCK_BYTES, start, stop):
+    for first, last, _ in text_spans(texts, lambda: BLOCK_BYTES, start, stop):
         yield first, binary_array(texts.encoded(first, last))
 
 
