@@ -27,10 +27,6 @@ file that the manifest lists.
 
     \x93NUMPY \x01\x00 \x76\x00 {'descr': '<u2', 'fortran_order': False, 'shape': (5,), }   \n
 
-`~` is the home directory, as in a shell. A shell expands it only at the start of an unquoted word.
-In Python, in a recipe and after `--output=` nothing does, and a directory called `~` is dangerous:
-`rm -r ~` deletes another one.
-
 If opening a file fails, Python's OSError names the file. If a later call on its descriptor fails,
 such as reading, fstat or mmap, the error names nothing: "[Errno 5] Input/output error". So files
 are read as a `NamedFile`, or inside `naming`.
@@ -39,12 +35,10 @@ are read as a `NamedFile`, or inside `naming`.
 import errno
 import mmap
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from difflib import get_close_matches
 from io import FileIO
 from itertools import islice
 from pathlib import Path
@@ -57,6 +51,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from penstock.errors import DiskFullError, StoreBusyError, StoreError
+from penstock.paths import expand_user
 
 if TYPE_CHECKING:
     from zlib import crc32 as crc32
@@ -86,36 +81,6 @@ _MOST_MAPPED = 16_384  # Linux allows a process 65,530 maps
 # With torch, an idle process has 5, and a build with two threads 12.
 _OTHERS = 24
 _LOOKED_AT = 16
-
-REMOTE_SCHEMES = ("s3", "gs", "az", "hf", "https", "http")
-"""How URLs of remote stores begin."""
-
-
-def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Whether `path` is the URL of a remote store, and not a path of this machine.
-
-    >>> is_remote("s3://bucket/owt"), is_remote("stores/owt"), is_remote(Path("s3://bucket/owt"))
-    (True, False, False)
-    """
-    # A `Path` has lost a slash of a URL: it is a path, whatever it looks like.
-    scheme, colon, _ = path.partition("://") if isinstance(path, str) else ("", "", "")
-    return bool(colon) and scheme in REMOTE_SCHEMES
-
-
-def redacted(url: str) -> str:
-    """`url` without user, password and query, which may be secret.
-
-    >>> redacted("https://me:secret@host/owt?sig=1")
-    'https://host/owt'
-    """
-    return re.sub(r"//[^/]*@", "//", url).partition("?")[0]
-
-
-def expand_user(path: str | os.PathLike[str]) -> Path:
-    """`path` with the home directory in place of a leading `~`; a file `./~x` keeps its name."""
-    found = Path(os.path.expanduser(path))  # noqa: PTH111  (`Path` would drop "./" before it)
-    # An absolute path begins with no "~", so a second call changes nothing.
-    return found.absolute() if str(found).startswith("~") else found
 
 
 @contextmanager
@@ -148,17 +113,6 @@ class NamedFile(FileIO):
         """Fill `buffer`; returns the number of bytes."""
         with naming(self.name):
             return super().readinto(buffer)
-
-
-def nearby_names(path: Path) -> str:
-    """Return a sentence for a message about a missing file: which names its folder has."""
-    nearby: list[str] = []
-    with suppress(OSError):  # the folder may be missing too
-        names = (entry.name for entry in path.parent.iterdir())
-        nearby = sorted(name for name in names if not name.startswith("."))
-    if close := get_close_matches(path.name, nearby, 1, 0.75):
-        return f" Did you mean {path.with_name(close[0])}?"
-    return f" In {Path.cwd() / path.parent}: {', '.join(nearby[:5])}." if nearby else ""
 
 
 def cache_directory() -> Path:

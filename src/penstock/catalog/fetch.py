@@ -22,8 +22,8 @@ from penstock.catalog.download import ByteProgress, DownloadLimits, download
 from penstock.catalog.entries import Entry, EntryFile, Packing, RemoteFile, find_entry
 from penstock.catalog.receipt import Receipt, sha256_of, wait_for_lock
 from penstock.catalog.unpack import unpacked
-from penstock.disk import expand_user
 from penstock.errors import FetchError, MissingInputError, SourceError
+from penstock.paths import expand_user
 
 if TYPE_CHECKING:
     from penstock.store.job import BuildProgress

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.catalog.question_rows import Row, read_rows
-from penstock.disk import expand_user
 from penstock.errors import MissingInputError, SourceError
+from penstock.paths import expand_user
 
 _LETTERS = "ABCDEFGHIJ"
 _ARC_SUBSETS = ("ARC-Easy", "ARC-Challenge")

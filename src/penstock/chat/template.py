@@ -24,8 +24,8 @@ from pathlib import Path
 
 from penstock.chat.messages import ChatText, JsonObject, Message, Span
 from penstock.digest import digest_json
-from penstock.disk import expand_user
 from penstock.errors import MissingTemplateError, TemplateError
+from penstock.paths import expand_user
 from penstock.tokenize.definition import is_path, last_part
 from penstock.tokenize.engines import read_attribute
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 from penstock.check.directory import directory_problem, nearest_existing
 from penstock.check.sample import FileSample, add_hints, read_sample, text_bytes
 from penstock.cli.units import number_of
-from penstock.disk import expand_user
 from penstock.errors import PenstockError
 from penstock.options import ReadSettings
+from penstock.paths import expand_user
 from penstock.sources.files import InputFile
 from penstock.sources.listing import list_files
 from penstock.sources.settings import Texts
@@ -260,7 +260,7 @@ class _Run:
 
     def check_speed(self) -> str:
         """Check that tokens are loaded fast enough."""
-        from penstock.sources.document import binary_array
+        from penstock.sources.batch import binary_array
 
         texts = binary_array(self._texts)
         # The tokenizer was loaded and warmed up by the build, so only encoding is measured.

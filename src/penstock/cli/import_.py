@@ -11,7 +11,7 @@ from penstock.cli.progress import bar
 from penstock.cli.terminal import print_json, store_json, visible, write
 from penstock.cli.token_files import TokenColumn, TokenDtype, TokenFormat, VocabSize
 from penstock.cli.units import clock_text, count_text, duration_text, number_of
-from penstock.disk import expand_user
+from penstock.paths import expand_user
 
 
 def import_command(

@@ -17,8 +17,8 @@ from typing import (
 
 import typer
 
-from penstock.disk import expand_user
 from penstock.options import declared, default_of
+from penstock.paths import expand_user
 from penstock.remote.address import store_path
 
 if TYPE_CHECKING:

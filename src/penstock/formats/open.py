@@ -20,7 +20,6 @@ from pathlib import Path
 from string import digits
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.disk import expand_user, is_remote, redacted
 from penstock.errors import MissingStoreError, StoreError
 from penstock.formats.arrays import (
     in_memory,
@@ -43,6 +42,7 @@ from penstock.formats.options import TokenFormat, TokenOptions
 from penstock.formats.shards import is_litdata, is_mds, open_litdata, open_mds, read_index
 from penstock.formats.tables import is_table, open_dataset, open_parquet, table_kind
 from penstock.formats.token_files import TokenFiles
+from penstock.paths import expand_user, is_remote, redacted
 from penstock.ranges import whole_number
 
 if TYPE_CHECKING:

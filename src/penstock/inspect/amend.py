@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.disk import expand_user, is_remote, redacted
 from penstock.errors import PlanError, RecipeError
 from penstock.inspect.documents import FoundDocument, find_documents
 from penstock.inspect.members import members
@@ -16,6 +15,7 @@ from penstock.loader.fingerprints import RowReader
 from penstock.order.amend import Amendment, Span
 from penstock.order.plan import Plan
 from penstock.order.weights import Weight
+from penstock.paths import expand_user, is_remote, redacted
 from penstock.recipe import Tables, read_recipe
 from penstock.store.reader import TokenStore
 from penstock.train.data import open_added

@@ -17,12 +17,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from penstock.disk import expand_user
 from penstock.errors import PenstockError, TrainError
 from penstock.inspect.runs import OpenedRun, open_run
 from penstock.inspect.steps import RowDocument, StepRow, read_rows
 from penstock.loader.explain import RowTokenizers
 from penstock.loader.fingerprints import FILE_NAME, LoggedStep, RowReader, read_fingerprints
+from penstock.paths import expand_user
 from penstock.store.reader import TokenStore
 from penstock.train.record import read_record
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.disk import expand_user
 from penstock.errors import PlanError, StoreError
 from penstock.inspect.members import (
     FileDocuments,
@@ -32,6 +31,7 @@ from penstock.inspect.records import (
 from penstock.inspect.runs import RunSteps
 from penstock.order.integers import END
 from penstock.order.plan import Plan
+from penstock.paths import expand_user
 from penstock.rows.protocol import Integers, Rows
 from penstock.store.reader import TokenStore
 

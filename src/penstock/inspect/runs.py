@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Self, final
 import numpy as np
 
 from penstock.digest import digest_json
-from penstock.disk import expand_user
 from penstock.errors import PlanError, TrainError
 from penstock.ledger import RUN_FILE as LEDGER_NAME
 from penstock.ledger import read_ledger
@@ -26,6 +25,7 @@ from penstock.loader.fingerprints import LoggedStep, read_fingerprints
 from penstock.order.integers import END
 from penstock.order.plan import Plan
 from penstock.order.steps import Steps
+from penstock.paths import expand_user
 from penstock.recipe import DataConfig, Recipe, Tables, parse_recipe, set_value
 from penstock.remote.address import store_path
 from penstock.store.manifest import FILE_NAME as STORE_NAME

@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.digest import digest_json
-from penstock.disk import digest_file, expand_user, rename, sync_file
+from penstock.disk import digest_file, rename, sync_file
 from penstock.errors import PlanError, SourceError
+from penstock.paths import expand_user
 from penstock.store.build import build
 from penstock.store.reader import TokenStore
 

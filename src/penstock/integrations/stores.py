@@ -26,10 +26,11 @@ from shutil import rmtree
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from penstock.digest import digest_json
-from penstock.disk import cache_directory, digest_file, expand_user, locked, write_file
+from penstock.disk import cache_directory, digest_file, locked, write_file
 from penstock.errors import SourceError, StoreBusyError, StoreError
 from penstock.integrations.hf_datasets import export_texts, is_dataset
 from penstock.options import ReadSettings
+from penstock.paths import expand_user
 from penstock.sources.files import InputFile
 from penstock.sources.listing import list_files
 from penstock.sources.settings import Texts

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from penstock.disk import expand_user, is_remote, redacted
+from penstock.paths import expand_user, is_remote, redacted
 
 
 class StoreUrl:

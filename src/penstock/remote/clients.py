@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from penstock import __version__
-from penstock.disk import REMOTE_SCHEMES, redacted
 from penstock.errors import MissingExtraError, StoreError
+from penstock.paths import REMOTE_SCHEMES, redacted
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from penstock.disk import redacted
 from penstock.errors import RemoteError
+from penstock.paths import redacted
 from penstock.remote.clients import make_client
 from penstock.remote.failures import WrongBytes, ending, retried
 

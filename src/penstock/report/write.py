@@ -4,8 +4,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.disk import expand_user, write_file
+from penstock.disk import write_file
 from penstock.formats.token_files import TokenFiles
+from penstock.paths import expand_user
 from penstock.report.page import page_html
 from penstock.report.sections import render, sections_of
 from penstock.report.subject import Subject, open_subject

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from penstock.digest import digest_bytes, digest_json
-from penstock.disk import expand_user
 from penstock.errors import StoreError
 from penstock.formats.arrays import RAW_DTYPES, check_ids, check_raw, map_npy
 from penstock.formats.mapped import Integers, MappedArray, size_of, spread_blocks
 from penstock.formats.open import recognised, refuse_member
 from penstock.formats.token_files import LocalTokens
+from penstock.paths import expand_user
 from penstock.rows.protocol import Array
 
 # A digest reads 17 blocks of 64 KiB (16 and the last), which takes milliseconds. Reading a whole

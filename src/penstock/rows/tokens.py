@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from penstock.digest import digest_json
-from penstock.disk import expand_user, is_remote
 from penstock.errors import StoreError, UnknownLengthError
 from penstock.formats.mapped import Ids
 from penstock.formats.open import is_pattern, token_files_at
 from penstock.formats.token_files import Member, TokenFiles
+from penstock.paths import expand_user, is_remote
 from penstock.ranges import Indices, group_rows, ranges
 from penstock.rows.array_file import ArrayFile as ArrayFile
 from penstock.rows.blocks import BlockChecks, load_ahead

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from penstock.disk import write_file
-from penstock.sources.document import Tally
+from penstock.sources.batch import Tally
 from penstock.store.inputs import input_digests, reject_lines
 from penstock.store.job import Job
 from penstock.store.journal import SealedSlice

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from penstock.disk import sync_directory
-from penstock.sources.digests import SpanDigests
-from penstock.sources.document import Batch, Tally
+from penstock.sources.batch import Batch, Tally
+from penstock.sources.read import SpanDigests
 from penstock.sources.slices import Slice
 from penstock.store.inputs import Pieces, piece_digests
 from penstock.store.job import Job

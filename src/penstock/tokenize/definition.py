@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.digest import digest_json
-from penstock.disk import expand_user
 from penstock.errors import MissingTokenizerError, TokenizerError
+from penstock.paths import expand_user
 
 Config = dict[str, Any]
 """The parsed JSON of a tokenizer.json, or of one object in it."""

@@ -27,8 +27,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.digest import digest_bytes, digest_json
-from penstock.disk import cache_directory, expand_user, write_file
+from penstock.disk import cache_directory, write_file
 from penstock.errors import MissingTokenizerError, PenstockError, StoreError, TokenizerError
+from penstock.paths import expand_user
 from penstock.tokenize.definition import (
     Config,
     Definition,
@@ -54,7 +55,7 @@ from penstock.tokenize.gigatoken import EngineChoice, GigatokenEngine, choose_en
 from penstock.tokenize.special_tokens import checked_tokens, extended_definition, log_added
 
 if TYPE_CHECKING:
-    from penstock.sources.document import Batch
+    from penstock.sources.batch import Batch
 
 SpecialTokens = Literal["text", "parse"]
 

@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.disk import expand_user, is_remote, nearby_names, redacted, write_file
+from penstock.disk import write_file
 from penstock.errors import (
     MissingInputError,
     PlanError,
@@ -25,6 +25,7 @@ from penstock.errors import (
     TokenizerError,
 )
 from penstock.formats.open import TOKEN_SUFFIXES, is_token_file
+from penstock.paths import expand_user, is_remote, nearby_names, redacted
 from penstock.recipe import (
     DEFAULT_SIZE,
     DEFAULT_TOKENIZER,

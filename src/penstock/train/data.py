@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cli.progress import build_lines
-from penstock.disk import expand_user, is_remote
 from penstock.errors import PlanError, SourceError, StoreBusyError, StoreError
 from penstock.formats.open import (
     TOKEN_SUFFIXES,
@@ -27,6 +26,7 @@ from penstock.formats.token_files import TokenFiles
 from penstock.ledger import AddedStore, LedgerLine, amended
 from penstock.loader.run import AnyPlan
 from penstock.order.plan import Plan
+from penstock.paths import expand_user, is_remote
 from penstock.recipe import DataConfig, RowKind
 from penstock.remote.address import StorePath, store_path
 from penstock.rows.packs import Packs

@@ -12,9 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.disk import is_remote, read_file, redacted, write_file
+from penstock.disk import read_file, write_file
 from penstock.errors import PlanError, TrainError
 from penstock.ledger import RUN_FILE, write_copy
+from penstock.paths import is_remote, redacted
 from penstock.recipe import Recipe, Tables
 from penstock.train.config import TrainingJob
 

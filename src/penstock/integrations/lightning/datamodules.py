@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from penstock.catalog.fetch import fetch
-from penstock.disk import expand_user
 from penstock.errors import PlanError
 from penstock.integrations.batch_size import largest_lightning_batch
 from penstock.integrations.hf_format import Labels, MaskedPacks, PaddedFormat, RowFormat, row_format
@@ -30,6 +29,7 @@ from penstock.integrations.lightning.loaders import EvaluationBatches
 from penstock.integrations.lightning.sides import read_sides
 from penstock.integrations.pytorch.encoders import special_ids
 from penstock.integrations.stores import StoreSettings
+from penstock.paths import expand_user
 from penstock.rows.array_file import part_ends
 from penstock.rows.documents import Documents, Overflow
 from penstock.rows.packs import Packs

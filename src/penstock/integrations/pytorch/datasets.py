@@ -26,7 +26,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from penstock.disk import expand_user
 from penstock.errors import PlanError, SourceError
 from penstock.integrations.hf_format import Labels, check_labels
 from penstock.integrations.pytorch.encoders import (
@@ -46,6 +45,7 @@ from penstock.integrations.pytorch.samples import (
 from penstock.integrations.pytorch.windows import EPOCH, FILLER, Item, WindowBatch, read_changed
 from penstock.integrations.stores import cached_store, digest_contents, store_name, store_root
 from penstock.loader.batch_format import LabelBatch, PairBatch
+from penstock.paths import expand_user
 from penstock.rows.windows import Windows
 from penstock.store.build import build
 from penstock.store.cuts import cut_safety
