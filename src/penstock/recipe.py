@@ -25,7 +25,7 @@ from types import UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from penstock.errors import MissingRecipeError, PlanError, RecipeError
-from penstock.formats.names import TokenOptions
+from penstock.formats.options import TokenOptions
 from penstock.paths import expand_user
 from penstock.train.bundled import bundled_recipes
 from penstock.train.config import (

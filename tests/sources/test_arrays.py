@@ -59,9 +59,9 @@ def test_an_element_without_text_is_rejected_with_its_offset(read, tmp_path):
     [
         (b'[{"text": "a"}, {"text": "b"}', r"from byte 29 on: it was cut off"),
         (b'[{"text": "a"},', r"it was cut off; no \] closes the array"),
-        (b'[{"text": "a"}, {"text": ["b"]', r"from byte 16 on: a record is not closed"),
+        (b'[{"text": "a"}, {"text": ["b"]', r"from byte 16 on: a comma or bracket is missing"),
         (b'[{"text": "a"}] [{"text": "b"}]', r"from byte 14 on: the array ends here"),
-        (b'[{"text": "a"},, {"text": "b"}]', r"nothing between two commas"),
+        (b'[{"text": "a"},, {"text": "b"}]', r"from byte 15 on: a value or name is missing"),
     ],
 )
 def test_an_array_that_is_damaged_is_refused_with_the_place(data, message, read, tmp_path):

@@ -13,9 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import SourceError
-from penstock.sources.decompress import Expanded
+from penstock.options import ReadSettings
+from penstock.sources.files import Expanded
 from penstock.sources.listing import list_files
-from penstock.sources.settings import ReadSettings
 
 PACK = {
     "gz": lambda data: gzip.compress(data, 1, mtime=0),
@@ -43,6 +43,14 @@ def test_all_members_are_read_one_after_another(kind, pieces, scratch):
     path.write_bytes(b"".join(PACK[kind](piece) for piece in pieces))
 
     assert expanded(path) == b"".join(pieces)
+
+
+def test_bytes_that_were_peeked_are_read_again(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"abcdefgh")
+
+    with contextlib.closing(Expanded(list_files(tmp_path, ReadSettings())[0])) as stream:
+        assert [stream.peek(5), stream.peek(2), stream.read(1)] == [b"abcde", b"ab", b"a"]
+        assert [stream.peek(6), stream.read(9), stream.peek(1)] == [b"bcdefg", b"bcdefgh", b""]
 
 
 @pytest.mark.parametrize("kind", KINDS)

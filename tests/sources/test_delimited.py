@@ -137,15 +137,10 @@ def test_quotes_have_no_meaning_in_tsv(read, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "header", "advice"),
-    [
-        ("a.csv", b"id;text\n", "separated by semicolons and not by commas: write it again"),
-        ("a.csv", b"id\ttext\n", r'by tabs and not by commas: use format="tsv" \(--format tsv\)'),
-        ("a.tsv", b"id,text\n", r'by commas and not by tabs: use format="csv"'),
-    ],
+    ("name", "header"), [("a.csv", b"id;text\n"), ("a.csv", b"id\ttext\n"), ("a.tsv", b"id,text\n")]
 )
-def test_another_delimiter_is_named(name, header, advice, read, tmp_path):
+def test_a_header_with_another_delimiter_is_refused_with_advice(name, header, read, tmp_path):
     (tmp_path / name).write_bytes(header + b"1;2\n")
 
-    with pytest.raises(SourceError, match=advice):
+    with pytest.raises(SourceError, match=r'another character separates its columns, use format="'):
         read(tmp_path / name)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.sources.document import binary_array, bool_array, byte_lengths, null_rows
+from penstock.sources.batch import binary_array, bool_array, byte_lengths, null_rows
 
 TEXTS = st.lists(st.one_of(st.none(), st.binary(max_size=9)), max_size=30)
 KINDS = [pa.large_binary(), pa.large_string()]
@@ -71,7 +71,7 @@ build(3, "good.jsonl", tokenizer="bytes")
 build(4, "bad.jsonl", tokenizer="bytes")
 build(5, "latin.jsonl", tokenizer="bytes", errors="replace")
 build(6, "table.parquet", tokenizer="bytes", split="hash:0.5")
-build(7, "chats.jsonl", tokenizer="gpt2", chat="chatml", add_tokens="auto")
+build(7, "chats.jsonl", chat=penstock.Chat("chatml", "gpt2", add_tokens="auto"))
 build(8, penstock.Texts(["one", "two"]), tokenizer="bytes")
 print(len(list(Path().glob("store*"))))
 """

@@ -12,8 +12,8 @@ import pytest
 
 import penstock
 from penstock.errors import SourceError
+from penstock.options import ReadSettings
 from penstock.sources.listing import list_files
-from penstock.sources.settings import ReadSettings
 
 # Longer than a block, so it is read in several requests.
 TEXT = b"".join(b"line %d of the file\n" % number for number in range(250_000))
@@ -153,7 +153,7 @@ def test_a_refusal_says_so_and_no_secret(server, status, words):
 
 def test_a_server_without_a_length_or_a_sign_of_change_is_refused(server):
     server.validators = {}
-    with pytest.raises(SourceError, match="neither ETag nor Last-Modified"):
+    with pytest.raises(SourceError, match="does not give ETag or Last-Modified"):
         list_files(server.url, ReadSettings())
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import SourceError
+from penstock.options import ReadSettings
 from penstock.sources.listing import list_files
-from penstock.sources.settings import ReadSettings
 
 PR_CAPBSET_DROP = 24
 CAPABILITIES = (1, 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
@@ -23,7 +23,7 @@ LIST = """
 import sys
 import penstock
 from penstock.sources.listing import list_files
-from penstock.sources.settings import ReadSettings
+from penstock.options import ReadSettings
 for pattern in sys.argv[1:]:
     try:
         print(len(list_files(pattern, ReadSettings(format="text"))))
@@ -175,7 +175,7 @@ def naive_glob(root, pattern):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_patterns_mean_what_they_mean_to_glob(tmp_path, seed, monkeypatch):
-    from penstock.sources.walk import matching
+    from penstock.sources.listing import KINDS, _Finder
 
     rng = random.Random(seed)
     monkeypatch.chdir(tmp_path)
@@ -194,4 +194,5 @@ def test_patterns_mean_what_they_mean_to_glob(tmp_path, seed, monkeypatch):
         expected = naive_glob(root, prefix + pattern)
         if prefix == "./":
             expected = sorted(f"./{name}" for name in naive_glob(root, pattern))
-        assert sorted(matching(prefix + pattern)) == expected, prefix + pattern
+        finder = _Finder({kind: set() for kind in KINDS})
+        assert sorted(finder.matching(prefix + pattern)) == expected, prefix + pattern

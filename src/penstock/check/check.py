@@ -21,10 +21,11 @@ from penstock.check.directory import directory_problem, nearest_existing
 from penstock.check.sample import FileSample, add_hints, read_sample, text_bytes
 from penstock.cli.units import number_of
 from penstock.errors import PenstockError
+from penstock.options import ReadSettings
 from penstock.paths import expand_user
 from penstock.sources.files import InputFile
 from penstock.sources.listing import list_files
-from penstock.sources.settings import ReadSettings, Texts
+from penstock.sources.settings import Texts
 
 if TYPE_CHECKING:
     from penstock.loader.batch_format import TargetBatch
@@ -259,7 +260,7 @@ class _Run:
 
     def check_speed(self) -> str:
         """Check that tokens are loaded fast enough."""
-        from penstock.sources.document import binary_array
+        from penstock.sources.batch import binary_array
 
         texts = binary_array(self._texts)
         # The tokenizer was loaded and warmed up by the build, so only encoding is measured.

@@ -6,8 +6,8 @@ from typing import Literal
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.formats.member import Array, Integers, Member
-from penstock.formats.token_files import TokenFiles
+from penstock.formats.mapped import Array, Integers
+from penstock.formats.token_files import Member, TokenFiles
 from penstock.order.plan import Plan
 from penstock.rows.tokens import ArrayFile
 from penstock.store.reader import TokenStore

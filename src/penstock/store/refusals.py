@@ -8,7 +8,7 @@ in the same directory may have other settings (see `Journal.fail`).
 from collections.abc import Mapping, Sequence
 
 from penstock.errors import SourceError, StoreError
-from penstock.sources.document import Reject, Tally, allowed_rejects
+from penstock.sources.batch import Reject, Tally, allowed_rejects
 from penstock.store import manifest as manifests
 from penstock.store.job import Job
 from penstock.store.journal import SealedSlice
@@ -49,7 +49,7 @@ class BadRecords:
             self._refuse_more(ended=True)
 
     def _refuse_more(self, *, ended: bool) -> None:
-        max_bad = self._job.settings.max_bad
+        max_bad = self._job.options.max_bad
         limit = allowed_rejects(max_bad, self._num_records, ended=ended)
         if self._num_bad <= limit:
             return
