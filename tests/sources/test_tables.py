@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SourceError
+from penstock.options import ReadSettings
 from penstock.sources.listing import list_files
 from penstock.sources.read import read_slice
-from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
 
 TEXTS = ["one", "", None, "zwei\n", "  ", "três", "四", "five" * 10]
@@ -286,7 +286,7 @@ import sys
 from penstock.errors import PenstockError
 from penstock.sources.listing import list_files
 from penstock.sources.read import read_slice
-from penstock.sources.settings import ReadSettings
+from penstock.options import ReadSettings
 from penstock.sources.slices import cut
 path, reading = sys.argv[1], ReadSettings()
 data = open(path, "rb").read()

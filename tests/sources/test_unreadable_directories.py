@@ -19,7 +19,7 @@ LIST = """
 import sys
 import penstock
 from penstock.sources.listing import list_files
-from penstock.sources.settings import ReadSettings
+from penstock.options import ReadSettings
 for pattern in sys.argv[1:]:
     try:
         print(len(list_files(pattern, ReadSettings(format="text"))))

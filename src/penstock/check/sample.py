@@ -7,10 +7,10 @@ from typing import BinaryIO
 
 from penstock.cli.units import number_of
 from penstock.errors import SourceError
+from penstock.options import ReadSettings
 from penstock.sources.batch import Reject
 from penstock.sources.files import Expanded, InputFile, byte_order_mark, open_file
 from penstock.sources.read import read_slice
-from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
 from penstock.sources.text import file_rule, splitter_for
 

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.sources.settings import ReadSettings
+from penstock.options import ReadSettings
 
 ArrowArray = Any
 """A pyarrow array; `Any`, because pyarrow has no type annotations."""

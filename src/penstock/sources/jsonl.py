@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.json as pj
 from numpy.typing import NDArray
 
+from penstock.options import ReadSettings
 from penstock.sources.batch import (
     ArrowArray,
     Batch,
@@ -34,7 +35,6 @@ from penstock.sources.batch import (
     is_utf8,
     validate,
 )
-from penstock.sources.settings import ReadSettings
 from penstock.sources.text import Spans, Splitter, find_bytes
 
 # Arrow counts the bytes of a block in 32 bits.

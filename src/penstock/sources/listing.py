@@ -29,9 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import MissingInputError, SourceError
+from penstock.options import ReadSettings
 from penstock.paths import expand_user, nearby_names, redacted, without_secrets
 from penstock.sources.files import BOM, Expanded, InputFile, file_state, file_system, open_file
-from penstock.sources.settings import ReadSettings, Texts
+from penstock.sources.settings import Texts
 
 _log = logging.getLogger("penstock")
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}

@@ -15,6 +15,7 @@ import numpy as np
 import xxhash
 
 from penstock.errors import SourceError
+from penstock.options import ReadSettings
 from penstock.sources.batch import (
     Batch,
     Edges,
@@ -34,7 +35,7 @@ from penstock.sources.files import (
     refuse_changed,
 )
 from penstock.sources.jsonl import as_lines, read_lines
-from penstock.sources.settings import BLOCK_BYTES, ReadSettings
+from penstock.sources.settings import BLOCK_BYTES
 from penstock.sources.slices import InputSpan, Slice, damaged, record_splitter
 from penstock.sources.tables import read_fields, read_rows
 from penstock.sources.text import IsCutSafe, Spans, Splitter, block_borders, divided, rule_of

@@ -26,9 +26,10 @@ from itertools import pairwise
 from typing import BinaryIO
 
 from penstock.errors import SourceError
+from penstock.options import ReadSettings
 from penstock.sources.files import Expanded, InputFile, byte_order_mark, open_file, read_fully
 from penstock.sources.jsonl import Elements
-from penstock.sources.settings import RULE_BYTES, SLICE_BYTES, ReadSettings
+from penstock.sources.settings import RULE_BYTES, SLICE_BYTES
 from penstock.sources.tables import (
     DELIMITERS,
     MAX_HEADER,

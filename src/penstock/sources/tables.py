@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import SourceError
+from penstock.options import ReadSettings
 from penstock.sources.batch import (
     ArrowArray,
     Batch,
@@ -33,7 +34,7 @@ from penstock.sources.batch import (
     validate,
 )
 from penstock.sources.files import BOM, InputFile, byte_order_mark, open_file
-from penstock.sources.settings import BLOCK_BYTES, ReadSettings, Texts
+from penstock.sources.settings import BLOCK_BYTES, Texts
 from penstock.sources.text import Spans, Splitter, without_blank
 
 _MOST_ROWS = 1 << 14

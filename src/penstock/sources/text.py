@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.options import ReadSettings, separator_in
 from penstock.sources.batch import (
     Batch,
     Edges,
@@ -38,7 +39,7 @@ from penstock.sources.batch import (
     text_offsets,
 )
 from penstock.sources.files import Expanded, InputFile
-from penstock.sources.settings import BLOCK_BYTES, RULE_BYTES, ReadSettings, separator_in
+from penstock.sources.settings import BLOCK_BYTES, RULE_BYTES
 
 # Bytes of text and code, from rare to common. A byte that is not listed counts as the rarest,
 # because `find` returns -1 for it.
