@@ -56,15 +56,13 @@ MAY_IMPORT = {
     # text as the command line does.
     "train": BASE
     | {"store", "remote", "order", "rows", "streaming", "loader", "recipe", "integrations", "cli"}
-    | {"formats", "ledger", "charts"},
-    "recipe": BASE | {"train", "ledger", "formats.options"},
-    # The amendments of a recipe's plan, in a file that is written like those of a store.
-    "ledger": BASE | {"store", "order", "rows.protocol"},
+    | {"formats", "charts"},
+    "recipe": BASE | {"train", "formats.options"},
     # It opens the data of a recipe as the trainer does, also at a URL, and has nothing to do with a
     # terminal.
     "inspect": BASE
     | {"tokenize", "store", "remote", "order", "rows", "loader", "recipe", "train"}
-    | {"formats", "ledger"},
+    | {"formats"},
     # A page shows what `inspect` finds, and escapes text as the command line does.
     "report": BASE
     | {"charts", "tokenize", "store", "remote", "order", "formats", "train", "inspect", "cli"},
@@ -146,9 +144,9 @@ def test_torch_is_imported_only_where_tensors_are():
             assert not found, name_of(path)
 
 
-# What is left besides `disk`: the cache of remote stores renames under a lock of its own, because
-# parts of it are not synced; the ledger of a recipe is locked while a line is appended.
-ON_DISK = {"remote.cache": {"FileLock", "replace"}, "ledger": {"flock", "fsync"}}
+# What is left besides `disk`: the cache of remote stores does not sync what it renames, and its locks
+# are shared by all processes that download.
+ON_DISK = {"remote.cache": {"FileLock", "replace"}}
 
 
 def on_disk(path):

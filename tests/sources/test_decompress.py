@@ -78,29 +78,6 @@ def test_a_file_cut_anywhere_is_refused(kind, tmp_path):
             expanded(path)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_second_member_cut_anywhere_is_refused(kind, tmp_path):
-    one, two = PACK[kind](b"first\n"), PACK[kind](b"second\n" * 20)
-    path = tmp_path / f"a.txt.{kind}"
-    for length in range(1, len(two)):
-        path.write_bytes(one + two[:length])
-        with pytest.raises(SourceError, match=r"cannot be decompressed past byte .*cut off"):
-            expanded(path)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_file_that_ends_between_two_members_is_refused(kind, tmp_path):
-    """The data itself looks whole; the size of the file says that there was more."""
-    path = tmp_path / f"a.txt.{kind}"
-    one, two = PACK[kind](b"first\n"), PACK[kind](b"second\n")
-    path.write_bytes(one + two)
-    (file,) = list_files(path, ReadSettings(format="text"))
-    path.write_bytes(one)
-
-    with pytest.raises(SourceError, match=rf"ended after {len(one)} bytes, but it had \d+ when"):
-        expanded(path, file=file)
-
-
 @pytest.mark.parametrize("every", [9_973, pytest.param(61, marks=pytest.mark.torture)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_long_file_of_several_members_cut_anywhere_is_refused(kind, every, tmp_path):

@@ -107,15 +107,6 @@ def test_an_object_spread_over_lines_is_so_many_bad_lines(read, tmp_path):
     assert found.reasons == ["bad_json"] * 5
 
 
-def test_blank_lines_and_blank_texts_are_skipped_and_counted(read, tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(b'\n \r\n{"text": ""}\n{"text": " \\n\\t"}\n{"text": "a"}\n')
-    found = read(tmp_path / "a.jsonl")
-
-    assert found.texts == [b"a"]
-    assert (found.tally.skipped, found.tally.rejected) == (4, 0)
-    assert found.tally.skipped_bytes == 2 + 12 + 17
-
-
 def test_a_byte_order_mark_before_the_first_object_is_no_part_of_it(read, tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + GOOD)
     found = read(tmp_path / "a.jsonl")

@@ -63,15 +63,6 @@ def test_a_thousand_small_files_are_not_a_thousand_slices(read, tmp_path):
     assert [file for file, _ in found.places] == list(range(1_800))
 
 
-def test_small_files_of_all_kinds_are_grouped_together(tmp_path):
-    for number in range(20):
-        (tmp_path / f"{number:02d}.txt").write_bytes(b"text\n")
-        (tmp_path / f"{number:02d}.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
-    _, pieces = slices(tmp_path, 64_000_000)
-
-    assert len(pieces) == 1
-
-
 @pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
 def test_a_big_file_makes_slices_of_about_the_wanted_size(tmp_path, suffix):
     data = b"".join(b"%06d some line of text\n" % number for number in range(20_000))
@@ -98,13 +89,6 @@ def test_one_record_longer_than_many_slices_makes_one_slice(tmp_path):
         (0, 50_007),
         (50_007, 50_013),
     ]
-
-
-def test_cutting_depends_on_the_inputs_alone(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"line of text\n" * 5_000)
-    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"line of text\n" * 5_000))
-
-    assert slices(tmp_path, 7_000) == slices(tmp_path, 7_000)
 
 
 @pytest.mark.parametrize("end", [b"", b"<|endoftext|>"])

@@ -85,17 +85,6 @@ def test_documents_do_not_depend_on_row_groups_or_slices(texts, group, slice_byt
     assert found.places == [(0, i) for i, _ in full]
 
 
-def test_a_big_table_is_cut_between_row_groups(read, tmp_path):
-    texts = [f"{number} " * 20 for number in range(1_000)]
-    pq.write_table(
-        pa.table({"text": texts}), tmp_path / "a.parquet", row_group_size=50, use_dictionary=False
-    )
-    found = read(tmp_path, slice_bytes=10_000)
-
-    assert decoded(found) == texts
-    assert 5 < found.num_slices <= 20
-
-
 @pytest.mark.parametrize("layout", ["parquet", "arrow"])
 def test_a_nested_column_is_named_with_a_dot(read, tmp_path, layout):
     rows = [{"b": "x", "c": 1}, {"b": None, "c": 2}, None, {"b": "y", "c": 3}]
@@ -194,15 +183,6 @@ def test_parquet_cut_anywhere_is_refused(read, tmp_path):
         path.write_bytes(whole[:length])
         with pytest.raises(SourceError):
             read(path)
-
-
-def test_bytes_that_are_not_utf8_are_rejected_row_by_row(read, tmp_path):
-    pq.write_table(pa.table({"text": [b"good", b"\xff", b"fine"]}), tmp_path / "a.parquet")
-    found = read(tmp_path)
-
-    assert decoded(found) == ["good", "fine"]
-    assert (found.reasons, found.rejects[0].offset) == (["invalid_utf8"], 1)
-    assert decoded(read(tmp_path, errors="replace")) == ["good", "\ufffd", "fine"]
 
 
 def test_a_table_without_rows_has_no_documents(read, tmp_path):

@@ -35,12 +35,13 @@ from penstock.sources.batch import (
     is_utf8,
     validate,
 )
-from penstock.sources.text import Spans, Splitter
+from penstock.sources.text import Spans, Splitter, find_bytes
 
 # Arrow counts the bytes of a block in 32 bits.
 _MAX_BLOCK = (1 << 31) - 1024
-# NaN and Infinity as values: between bytes that end a token. In text, "Inf" is mostly of "Info".
-_BARE_WORD = re.compile(rb"(?<=[:,\[\- \t\r])(?:NaN|Inf|Infinity)(?=[,\]} \t\r])")
+_BEFORE_WORD, _AFTER_WORD = np.zeros(256, bool), np.zeros(256, bool)
+_BEFORE_WORD[list(b":,[- \t\r")] = True
+_AFTER_WORD[list(b",]} \t\r")] = True
 _HEAD = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\[")
 _BLANKS = re.compile(r"[ \t\r\n]*+")
 # The values of numbers are not needed, so `len` stands in for int(): int() refuses numbers of 5,000
@@ -136,20 +137,44 @@ def _regular(data: bytes, spans: Spans) -> bool:
 
 
 def _suspects(data: bytes, spans: Spans) -> list[int]:
-    """Rows that may have the number NaN or Infinity, which Arrow accepts and JSON forbids.
+    """Rows with the number NaN or Infinity, which Arrow accepts and JSON forbids.
 
-    A row with such a word in a string is listed too. That only costs time: Python parses the listed
-    rows again.
+    A row that is not valid JSON may be listed by mistake. That only costs time: Python parses the
+    listed rows again.
     """
-    found = []
-    for word in (b"NaN", b"Inf"):
-        place = data.find(word)
-        while place >= 0:
-            if _BARE_WORD.match(data, place):
-                found.append(place)
-            place = data.find(word, place + 1)
-    rows = np.searchsorted(spans.starts, np.array(found, np.int64), side="right") - 1
-    return sorted(set(rows.tolist()))
+    found = _bare_words(data)
+    lines = np.searchsorted(spans.starts, found, side="right") - 1
+    suspects, line, at, quotes = set(), -1, 0, 0
+    for row, place in zip(lines.tolist(), found.tolist(), strict=True):
+        if row != line:
+            line, at, quotes = row, int(spans.starts[row]), 0
+        # Backslashes occur in strings only. Without escaped backslashes, a quote is escaped if it
+        # follows a backslash. `place` follows none, so it does not separate a pair.
+        between = data[at:place].replace(b"\\\\", b"")
+        quotes += between.count(b'"') - between.count(b'\\"')
+        at = place
+        if quotes % 2 == 0:  # outside of every string
+            suspects.add(row)
+    return sorted(suspects)
+
+
+def _bare_words(data: bytes) -> NDArray[np.int64]:
+    """The places of NaN, Inf and Infinity that may be values, in ascending order.
+
+    The byte before a value ends a token, and so does the byte after it. Inside a string, the words
+    mostly begin after a letter or a quote, or go on: "Inf" is nearly always the "Inf" of "Info".
+    """
+    text = np.frombuffer(data, np.uint8)
+    found = find_bytes(text, b"NI")
+    found = found[_BEFORE_WORD[text[found - 1]]]
+    # A value is followed by at least `}`, so a word that is cut off by the end of the data is none.
+    found = found[found + 3 < len(text)]
+    first, second, third, after = (text[found + offset] for offset in range(4))
+    is_nan = (first == ord("N")) & (second == ord("a")) & (third == ord("N"))
+    is_inf = (first == ord("I")) & (second == ord("n")) & (third == ord("f"))
+    is_whole = _AFTER_WORD[after]
+    words: NDArray[np.int64] = found[is_nan & is_whole | is_inf & (is_whole | (after == ord("i")))]
+    return words
 
 
 def _arrow_texts(data: bytes, spans: Spans, path: list[str]) -> ArrowArray | None:
