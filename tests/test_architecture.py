@@ -144,8 +144,8 @@ def test_torch_is_imported_only_where_tensors_are():
             assert not found, name_of(path)
 
 
-# What is left besides `disk`: the cache of remote stores does not sync what it renames, and its locks
-# are shared by all processes that download.
+# What is left besides `disk`: the cache of remote stores does not sync what it renames, and its
+# locks are for files and not for directories.
 ON_DISK = {"remote.cache": {"FileLock", "replace"}}
 
 

@@ -8,11 +8,9 @@ the pages, and would report success the second time.
     out/owt/           a directory that one process at a time writes
     out/.owt.lock      its lock, while somebody writes it
 
-The lock is beside the directory. If it were inside, deleting the directory during a build would
-delete the lock as well: the next build would make a new one, and both would write. And a copy of a
-store that is being written would contain a lock file. The lock is the kernel's (`flock`, taken by
-filelock). The kernel releases it when the process that holds it ends for any reason, so nothing has
-to be cleaned up after a kill.
+The lock is beside the directory. Inside, it would be deleted with the directory: the next build
+would make a new one, and both would write. The kernel releases the lock (`flock`, by filelock) when
+the process that holds it ends for any reason, so nothing has to be cleaned up after a kill.
 
 A map of Python keeps a descriptor of its file open, which shows whether the file was truncated:
 reading a page that the file no longer has ends the process (SIGBUS). A process may have few
@@ -20,16 +18,13 @@ descriptors (`ulimit -n 32`), and stores may have thousands of parts. So all ope
 keep a limited number of files mapped, and those that were not used for the longest time are
 removed. To map a file again takes 60 µs, as long as to read a whole batch from mapped files.
 
-Different versions of NumPy pad the headers of `.npy` files differently. The headers of a store
-are always 128 bytes of format 1.0, so a store has the same bytes whichever version wrote it. A
-reader needs no parser: a file either begins with exactly the expected 128 bytes, or it is not the
-file that the manifest lists.
+The header of an array file is always 128 bytes of format 1.0, so the bytes of a store do not depend
+on the version of NumPy, and a reader compares the header instead of parsing it:
 
     \x93NUMPY \x01\x00 \x76\x00 {'descr': '<u2', 'fortran_order': False, 'shape': (5,), }   \n
 
-If opening a file fails, Python's OSError names the file. If a later call on its descriptor fails,
-such as reading, fstat or mmap, the error names nothing: "[Errno 5] Input/output error". So files
-are read as a `NamedFile`, or inside `naming`.
+Python's OSError names the file if opening it fails, and nothing if a later call fails, such as
+reading, fstat or mmap. So files are read as a `NamedFile`, or inside `naming`.
 """
 
 import errno
@@ -57,7 +52,6 @@ if TYPE_CHECKING:
     from zlib import crc32 as crc32
 
     from _typeshed import WriteableBuffer
-    from filelock import FileLock
 else:
     try:
         from isal.isal_zlib import crc32
@@ -65,8 +59,7 @@ else:
         from zlib import crc32
 
 HEADER_BYTES = 128
-# The magic string of NumPy, and version 1.0 of the format.
-_MAGIC = b"\x93NUMPY\x01\x00"
+_MAGIC = b"\x93NUMPY\x01\x00"  # with version 1.0 of the format
 BLOCK_BYTES = 1 << 16
 """The bytes that one checksum covers."""
 _PIECE_BYTES = 1 << 20  # written at a time; a multiple of the blocks that have checksums
@@ -142,27 +135,20 @@ def write_file(
     """
     # A name that no other writer has, not even a process with the same id on another machine.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(6).hex()}.tmp")
+    digest, size = xxhash.xxh3_128(), 0
     with _removed_on_failure(temporary, path):
         # Closed before it is renamed, because Windows does not rename open files.
         with temporary.open("xb", buffering=0) as file:
-            written = _fill(file, pieces, sums)
+            for block in _blocks(pieces):
+                digest.update(block)
+                if sums is not None:
+                    sums += block_sums(block)
+                size += len(block)
+                while block:
+                    block = block[file.write(block) :]
+            os.fsync(file)
         # Atomic: other processes see the old contents or all of the new ones.
         temporary.replace(path)
-    return written
-
-
-def _fill(file: FileIO, pieces: Iterable[Any], sums: list[int] | None) -> tuple[int, str]:
-    """Write `pieces` to an open file and sync it; returns its size and XXH3-128."""
-    digest = xxhash.xxh3_128()
-    size = 0
-    for block in _blocks(pieces):
-        digest.update(block)
-        if sums is not None:
-            sums += block_sums(block)
-        size += len(block)
-        while block:
-            block = block[file.write(block) :]
-    os.fsync(file)
     return size, digest.hexdigest()
 
 
@@ -196,10 +182,8 @@ def room_for(path: Path) -> Iterator[None]:
     """Raise a DiskFullError if the `with` block cannot create a file because the disk is full."""
     try:
         yield
-    except DiskFullError:
-        raise
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if isinstance(error, DiskFullError) or error.errno not in _NO_ROOM:
             raise
         found = Path(os.fsdecode(error.filename or path))
         # The user knows the file, and not the temporary name under which it is written.
@@ -394,8 +378,30 @@ def locked(directory: Path, wait: float = _WAIT_SECONDS) -> Iterator[None]:
         StoreError: a directory that the block uses was deleted.
         OSError: the file system is read-only or has no locks.
     """
-    path = lock_path(directory)
-    (lock, descriptor), process = _acquired(path, directory, wait), os.getpid()
+    from filelock import FileLock, Timeout  # readers need no lock
+
+    path, process, descriptors = lock_path(directory), os.getpid(), list[int]()
+    lock = FileLock(
+        path,
+        timeout=wait,
+        poll_interval=_POLL_SECONDS,
+        thread_local=False,
+        # Without flock, filelock would use a marker file, which a killed process leaves for ever.
+        fallback_to_soft=False,
+        on_acquired=descriptors.append,
+    )
+    while not descriptors:
+        try:
+            with naming(path):
+                lock.acquire()
+        except Timeout:
+            raise _busy(directory) from None
+        if not _is_named(descriptors[0], path):  # the last holder removed it after we opened it
+            descriptors.clear()
+            lock.release()
+    with suppress(OSError):  # if the disk is full, the first real write reports that
+        os.ftruncate(descriptors[0], 0)
+        os.write(descriptors[0], f"{process}\n".encode())
     try:
         yield
     except FileNotFoundError as error:
@@ -410,10 +416,9 @@ def locked(directory: Path, wait: float = _WAIT_SECONDS) -> Iterator[None]:
     finally:
         if os.getpid() == process:  # a forked child must not remove the lock of its parent
             # The file is removed while it is still locked. A process that waits for this file
-            # finds, once it gets the lock, that the name is gone, and starts again (see
-            # `_acquired`).
+            # finds, once it gets the lock, that the name is gone, and starts again.
             with suppress(OSError):  # Windows does not remove open files
-                if _is_named(descriptor, path):
+                if _is_named(descriptors[0], path):
                     path.unlink()
             lock.release()
 
@@ -432,39 +437,6 @@ def _busy(directory: Path) -> StoreBusyError:
     )
 
 
-def _acquired(path: Path, directory: Path, wait: float) -> "tuple[FileLock, int]":
-    """Acquire the lock at `path`, and write the id of this process into it for messages.
-
-    Returns:
-        The lock, and the descriptor of its file.
-    """
-    from filelock import FileLock, Timeout  # readers need no lock
-
-    while True:
-        descriptors: list[int] = []
-        # fallback_to_soft: without flock, filelock would use a marker file, which a killed
-        # process leaves behind for ever.
-        lock = FileLock(
-            path,
-            timeout=wait,
-            poll_interval=_POLL_SECONDS,
-            thread_local=False,
-            fallback_to_soft=False,
-            on_acquired=descriptors.append,
-        )
-        try:
-            with naming(path):
-                lock.acquire()
-        except Timeout:
-            raise _busy(directory) from None
-        if _is_named(descriptors[0], path):
-            with suppress(OSError):  # if the disk is full, the first real write reports that
-                os.ftruncate(descriptors[0], 0)
-                os.write(descriptors[0], f"{os.getpid()}\n".encode())
-            return lock, descriptors[0]
-        lock.release()  # the last holder removed this file after we opened it
-
-
 def _is_named(descriptor: int, path: Path) -> bool:
     """Whether the open file is still the one at `path`.
 
@@ -476,10 +448,7 @@ def _is_named(descriptor: int, path: Path) -> bool:
 
 
 def map_file(file: FileIO | BinaryIO, size: int = 0) -> mmap.mmap:
-    """All bytes of an open file, or the first `size`, mapped into memory to be read.
-
-    The map keeps a descriptor of its own, so its `size()` shows whether the file was truncated.
-    """
+    """All bytes of an open file, or the first `size`, mapped into memory to be read."""
     return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
 
 
@@ -538,10 +507,8 @@ class Maps:
         except (KeyError, OSError):  # the caller opens the files one by one, and explains errors
             return None
         if self.is_crowded:
-            with self.lock:
-                for part, each in zip(parts, found, strict=True):
-                    self.files.pop((part, kind), None)
-                    self.files[part, kind] = each
+            for part, each in zip(parts, found, strict=True):
+                self.use((part, kind), each)
         return found
 
     def use(self, key: tuple[int, str], found: MappedFile) -> None:
@@ -570,12 +537,6 @@ class Maps:
                 if found is not None and Path(found.name).exists():
                     self.files[key] = found
 
-    def remove_oldest(self) -> None:
-        """Remove a map; arrays of it that are in use stay valid, and keep it open."""
-        with self.lock:
-            if (key := next(iter(self.files), None)) is not None:
-                self.files.pop(key, None)
-
 
 _open: "WeakSet[Maps]" = WeakSet()
 _guard = Lock()  # a set must not change while it is listed
@@ -583,7 +544,7 @@ _guard = Lock()  # a set must not change while it is listed
 
 def files_at_once(most: int) -> int:
     """How many files, at most `most`, a thread may use at a time."""
-    return max(1, min(most, _descriptors() // 4))
+    return max(1, min(most, (_limit() - _OTHERS) // 4))
 
 
 @contextmanager
@@ -603,7 +564,7 @@ def explained(path: object) -> Iterator[None]:
 
 def _remove_oldest() -> None:
     """Remove maps until all open stores together have as many as the process can afford."""
-    limit = max(1, min(_descriptors() // 2, _MOST_MAPPED))
+    limit = max(1, min((_limit() - _OTHERS) // 2, _MOST_MAPPED))
     with _guard:
         opened = list(_open)
     if sum(map(len, opened)) > limit // 2:
@@ -611,12 +572,10 @@ def _remove_oldest() -> None:
             each.is_crowded = True
     # Only one lock is held at a time, so that two threads cannot wait for each other.
     while sum(map(len, opened)) > limit:
-        max(opened, key=len).remove_oldest()
-
-
-def _descriptors() -> int:
-    """The descriptors that the process may have for the files of stores."""
-    return _limit() - _OTHERS
+        most = max(opened, key=len)
+        # Arrays of the map that are in use stay valid, and keep it open.
+        with most.lock, suppress(StopIteration):
+            most.files.pop(next(iter(most.files)), None)
 
 
 def _limit() -> int:
