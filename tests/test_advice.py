@@ -109,7 +109,6 @@ REACHED_FROM = {
     "store.reader": ["Chat"],
     "streaming": ["stream"],
     "tokenize": [*BUILDERS, *GIVES_TOKENIZER, "check", "Chat", "penstock check"],
-    "tokenize.special_tokens:checked_tokens": ["load_tokenizer", "build", "Chat"],
     "tokenize.tokenizer": GIVES_TOKENIZER,
     "tokenize.tokenizer:tokenizer_of": ["TokenStore.decode", "Loader.explain", "penstock decode"],
     "tokenize.tokenizer:_find": ["TokenStore.decode", "Loader.explain", "penstock decode"],

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.tokenize.definition import Definition
 from penstock.tokenize.engines import TokenizersEngine
-from penstock.tokenize.gigatoken import GigatokenEngine
+from penstock.tokenize.gigatoken import GigatokenEngine, _log_slow
 from penstock.tokenize.tokenizer import load_tokenizer
 
 BLOCKED = """
@@ -199,6 +199,7 @@ def test_what_gigatoken_does_not_know_is_encoded_by_the_reference(words):
 
 
 def test_the_slow_engine_is_told_once_and_not_where_it_was_asked_for(words, caplog):
+    _log_slow.cache_clear()
     load_tokenizer(words, engine="tokenizers")
     assert not caplog.records
     for _ in range(2):
