@@ -26,7 +26,7 @@ RECORDS = [
     ({"messages": ["Hi"]}, "bad_shape", "messages[0] is a str"),
     ({"messages": [{"content": "Hi"}]}, "bad_shape", 'neither "role" nor "from"'),
     ({"messages": [{"role": 3, "content": "Hi"}]}, "bad_shape", "has the role 3"),
-    ({"messages": [{"role": "asistant", "content": "x"}]}, "unknown_role", 'Write "assistant"'),
+    ({"messages": [{"role": "Assistant", "content": "x"}]}, "unknown_role", 'Write "assistant"'),
     ({"messages": [{**ASKED, "train": "no"}]}, "bad_shape", "\"train\" is 'no'"),
     ({"messages": [{**ASKED, "content": 3}]}, "bad_content", "not text or parts"),
     ({"messages": [{**ASKED, "content": [{"type": "image"}]}]}, "not_text", "of type 'image'"),
