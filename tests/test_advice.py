@@ -59,9 +59,9 @@ REACHED_FROM = {
     "cli.when": ["penstock when"],
     "cli.fetch:_next": ["penstock build"],  # pieces of that command
     "cli.token_files": ["penstock info", "penstock decode", "penstock verify"],
-    "convert.export": ["export_tokens", "penstock export"],
-    "convert.imports": ["import_tokens", "penstock import"],
     "formats": ["open_tokens", "penstock info", "penstock decode", "penstock verify"],
+    "formats.export": ["export_tokens", "penstock export"],
+    "formats.imports": ["import_tokens", "penstock import"],
     "inspect": ["penstock inspect", "penstock when"],
     "inspect.amend": ["penstock amend"],
     "inspect.amend:_check_settings": ["penstock train"],  # these are settings of a recipe
@@ -102,7 +102,7 @@ REACHED_FROM = {
     "store.chats:columns_of": ["build", "penstock build"],
     "store.existing:_refuse_append": ["build", "penstock build"],
     "store.existing:_refuse_other_split": ["build", "penstock build", "penstock train"],
-    "store.job:BuildSettings.__post_init__": ["build", "penstock build"],
+    "options": ["build", "penstock build"],
     "store.memory": ["build", "penstock build"],
     "store.part": ["build", "penstock build"],
     "store.processes": ["build", "penstock build"],
@@ -110,6 +110,7 @@ REACHED_FROM = {
     "streaming": ["stream"],
     "tokenize": [*BUILDERS, *GIVES_TOKENIZER, "check", "Chat", "penstock check"],
     "tokenize.tokenizer": GIVES_TOKENIZER,
+    "tokenize.tokenizer:_from_object": ["load_tokenizer"],
     "tokenize.tokenizer:tokenizer_of": ["TokenStore.decode", "Loader.explain", "penstock decode"],
     "tokenize.tokenizer:_find": ["TokenStore.decode", "Loader.explain", "penstock decode"],
     "tokenize.train": ["train_tokenizer", "penstock tokenizer train"],

@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from penstock.digest import digest_json
 from penstock.errors import SourceError, StoreBusyError, StoreError
 from penstock.integrations.hf_datasets import export_texts, is_dataset
+from penstock.options import ReadSettings
 from penstock.paths import expand_user
 from penstock.sources.files import InputFile
 from penstock.sources.listing import list_files
-from penstock.sources.settings import ReadSettings, Texts
+from penstock.sources.settings import Texts
 from penstock.store.build import build
 from penstock.store.files import cache_directory, digest_file, write_file
 from penstock.store.lock import locked
@@ -321,7 +322,7 @@ def _remove(directory: Path, owner: int) -> None:
 
 
 def digest_contents(path: Path, root: Path) -> str:
-    """Return the SHA-256 of a file; for a large unchanged file, the recorded one.
+    """Return the digest of a file; for a large unchanged file, the recorded one.
 
     Args:
         path: The file.
@@ -331,7 +332,7 @@ def digest_contents(path: Path, root: Path) -> str:
     if before[0] <= _WHOLE_BYTES:
         return digest_file(path)
     record = root / "digests" / digest_json([os.path.realpath(path), before])[:32]
-    if record.is_file() and len(found := record.read_text()) == 64:
+    if record.is_file() and len(found := record.read_text()) == 32:
         return found
     digest = digest_file(path)
     # A write that follows soon may leave the same times, because clocks of file systems tick at

@@ -273,6 +273,11 @@ class Destination:
         # A build that was killed between the sides has committed the first one already.
         if self.manifests.get(side) != data:
             self._objects.put(as_name(side, FILE_NAME), data)
+        needed = as_name(side, self._parsed(side, data).table)
+        tables = as_name(side, "parts-")
+        for name, _ in self._objects.list(side):
+            if name.startswith(tables) and name != needed:
+                self._objects.delete(name)
 
     def end(self) -> None:
         """Remove the announcement of a build that is finished."""

@@ -16,6 +16,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -385,7 +386,8 @@ def tokenizer_of(recorded: Config, given: object = None) -> Tokenizer:
     digest, added = recorded["digest"], tuple(recorded.get("added_tokens", ()))
     is_unknown = not digest and not recorded["canary"]  # imported without a tokenizer
     if given is not None:
-        found = with_added(load_tokenizer(given), added)
+        # Loaded once more, so that the extended tokenizer is kept.
+        found = load_tokenizer(with_added(load_tokenizer(given), added))
         # A tokenizer without a digest is recognised by its ids of a test text.
         is_same = found.digest == digest and (digest or found.canary == recorded["canary"])
         if is_same or is_unknown:
@@ -461,7 +463,8 @@ def _kept(digest: str, name: str) -> Any:
         return None
     except (OSError, ValueError, LookupError, TypeError, ImportError) as error:
         _log.debug("%s cannot be used: %r", path, error)
-    path.unlink(missing_ok=True)  # damaged, so it is written when the tokenizer is loaded again
+    with suppress(OSError):  # damaged, so it is written again when the tokenizer is loaded again
+        path.unlink()
     return None
 
 
