@@ -73,7 +73,7 @@ def test_a_first_slice_without_documents_does_not_use_up_the_comparison(wrong, t
             [tmp_path / "a.txt", tmp_path / "b.txt"],
             tmp_path / "s",
             tokenizer=tokenizer,
-            threads=1,
+            workers=1,
             documents="lines",
         )
 
@@ -89,7 +89,7 @@ def lines(folder, word, num_lines, first_wrong):
 def test_a_difference_far_behind_the_first_megabyte_stops_the_build(wrong, tmp_path):
     tokenizer, word = wrong
     file = lines(tmp_path, word, 20_000, first_wrong=2_000)
-    options = {"documents": "lines", "threads": 1}
+    options = {"documents": "lines", "workers": 1}
 
     with pytest.raises(
         TokenMismatchError,
@@ -105,7 +105,7 @@ def test_slices_that_were_sealed_before_a_difference_are_made_anew(wrong, tmp_pa
     """Another engine would keep them, and they may hold wrong ids too."""
     tokenizer, word = wrong
     file = lines(tmp_path, word, 20_000, first_wrong=6_000)
-    store, options = tmp_path / "store", {"documents": "lines", "threads": 1}
+    store, options = tmp_path / "store", {"documents": "lines", "workers": 1}
 
     with pytest.raises(TokenMismatchError):
         penstock.build(file, store, tokenizer=tokenizer, **options)
