@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from penstock.digest import derive_key
 from penstock.errors import MissingStoreError, PenstockError, RemoteError
-from penstock.sources.remote import without_secrets
+from penstock.paths import without_secrets
 
 _Result = TypeVar("_Result")
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0

@@ -54,7 +54,7 @@ from penstock.tokenize.gigatoken import EngineChoice, GigatokenEngine, choose_en
 from penstock.tokenize.special_tokens import extended_definition, log_added
 
 if TYPE_CHECKING:
-    from penstock.sources.document import Batch
+    from penstock.sources.batch import Batch
 
 SpecialTokens = Literal["text", "parse"]
 
