@@ -26,32 +26,27 @@ MAY_IMPORT = {
     "paths": set(),
     "digest": {"errors"},
     "sources": BASE,
-    # Files are downloaded by the functions that open other files, and messages hide secrets as
-    # those of inputs do.
-    "remote": BASE | {"sources", "store.files", "store.folders", "store.memory"},
     # Tokenizers are kept in the cache directory, by the functions that write other files.
     "tokenize": BASE | {"sources", "store.files"},
     "chat": BASE | {"sources", "tokenize"},
-    # `build(progress=True)` shows the progress bar of the command line. Token files are refused.
-    "store": BASE | {"sources", "tokenize", "chat", "remote", "cli.progress", "formats.open"},
+    # `build(progress=True)` shows the progress bar of the command line. Token files are refused. A
+    # thread that waits for a download lets its process fork, as one that waits for a part does.
+    "store": BASE
+    | {"sources", "tokenize", "chat", "cli.progress", "formats.open", "streaming.waits"},
     # The interface of rows: it imports nothing but NumPy and errors.
     "order": BASE | {"rows.protocol"},
     "transforms": BASE | {"rows.protocol"},
-    # Token files of other tools. They need a tokenizer only to decode, and a name for type checkers
-    # of files that remote stores miss.
+    # Token files of other tools. They need a tokenizer only to decode.
     # Files are decoded into the cache and mapped by the functions that write and map other files.
     # What a Parquet or Arrow file claims is checked as for text.
-    "formats": BASE
-    | {"tokenize", "remote", "store.files", "store.maps", "sources.pages", "sources.claims"},
-    "rows": BASE | {"sources", "tokenize", "chat", "store", "remote", "formats"},
+    "formats": BASE | {"tokenize", "store.files", "store.maps", "sources.pages", "sources.claims"},
+    "rows": BASE | {"sources", "tokenize", "chat", "store", "formats"},
     # Stores from token files, and token files from stores.
-    "convert": BASE | {"sources", "tokenize", "store", "remote", "formats"},
+    "convert": BASE | {"sources", "tokenize", "store", "formats"},
     # A streamed plan is a plan over rows of a snapshot.
-    "streaming": BASE
-    | {"sources", "tokenize", "chat", "store", "remote", "rows", "order"}
-    | {"formats"},
+    "streaming": BASE | {"sources", "tokenize", "chat", "store", "rows", "order"} | {"formats"},
     "loader": BASE
-    | {"sources", "tokenize", "chat", "store", "remote", "order", "rows", "streaming"}
+    | {"sources", "tokenize", "chat", "store", "order", "rows", "streaming"}
     | {"formats"},
     # Their datasets take a transform.
     "integrations": BASE
@@ -61,7 +56,7 @@ MAY_IMPORT = {
     # It searches for the largest batch as Lightning's data module does, and its display escapes
     # text as the command line does.
     "train": BASE
-    | {"store", "remote", "order", "rows", "streaming", "loader", "recipe", "integrations", "cli"}
+    | {"store", "order", "rows", "streaming", "loader", "recipe", "integrations", "cli"}
     | {"formats", "ledger", "charts"},
     "recipe": BASE | {"train", "ledger", "formats.names"},
     # The amendments of a recipe's plan, in a file that is written like those of a store.
@@ -69,14 +64,13 @@ MAY_IMPORT = {
     # It opens the data of a recipe as the trainer does, also at a URL, and has nothing to do with a
     # terminal.
     "inspect": BASE
-    | {"tokenize", "store", "remote", "order", "rows", "loader", "recipe", "train"}
+    | {"tokenize", "store", "order", "rows", "loader", "recipe", "train"}
     | {"formats", "ledger"},
     # A page shows what `inspect` finds, and escapes text as the command line does.
-    "report": BASE
-    | {"charts", "tokenize", "store", "remote", "order", "formats", "train", "inspect", "cli"},
+    "report": BASE | {"charts", "tokenize", "store", "order", "formats", "train", "inspect", "cli"},
 }
 WITHOUT_TORCH = ["errors", "digest", "sources", "tokenize", "chat", "store", "order", "transforms"]
-WITHOUT_TORCH += ["streaming", "remote", "formats", "convert"]
+WITHOUT_TORCH += ["streaming", "formats", "convert"]
 
 
 def name_of(path):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from penstock.formats.detect import token_files_at
 from penstock.formats.token_files import TokenFiles
 from penstock.formats.verify import verify_tokens
-from penstock.remote.address import StoreUrl
+from penstock.paths import StoreUrl
 from penstock.store.reader import TokenStore
 from penstock.store.verify import verify as verify_stores
 

@@ -31,7 +31,7 @@ from penstock.errors import (
     TokenMismatchError,
     WorkerError,
 )
-from penstock.remote.address import StoreUrl
+from penstock.paths import StoreUrl
 from penstock.sources.slices import cut
 from penstock.store.build import begin
 from penstock.store.destination import Destination
@@ -59,7 +59,7 @@ SLICE_BYTES = 2_000
 DRIVER = f"""
 import sys, time
 import penstock
-from penstock.remote.address import StoreUrl
+from penstock.paths import StoreUrl
 from penstock.sources.slices import cut
 
 class Slow:

@@ -17,7 +17,7 @@ from penstock.cli.units import duration_text, number_of, size_text
 from penstock.errors import StoreError
 
 if TYPE_CHECKING:
-    from penstock.remote.address import StorePath
+    from penstock.paths import StorePath
     from penstock.store.reader import TokenStore
 
 # The names of the counts that together cover every byte of the text.

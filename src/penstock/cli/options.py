@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from penstock.paths import expand_user
-from penstock.remote.address import store_path
+from penstock.paths import expand_user, store_path
 from penstock.sources.settings import Format as FileFormat
 
 if TYPE_CHECKING:
-    from penstock.remote.address import StorePath
+    from penstock.paths import StorePath
     from penstock.store.reader import TokenStore
 
     Anywhere = StorePath

@@ -20,7 +20,7 @@ from penstock.convert.source import Report, TokenSource
 from penstock.errors import StoreBusyError, StoreError
 from penstock.formats.detect import token_files_at
 from penstock.formats.token_files import TokenFiles
-from penstock.remote.address import StoreUrl
+from penstock.paths import StoreUrl
 from penstock.store.beside import made_beside
 from penstock.store.copies import on_this_machine
 from penstock.store.files import (

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from penstock.errors import MissingTokenizerError, StoreError
 
 if TYPE_CHECKING:
-    from penstock.remote.downloads import MissingFile
     from penstock.tokenize.tokenizer import Tokenizer
 
 Array = NDArray[Any]
@@ -62,7 +61,7 @@ class Member(Protocol):
         ...
 
     @property
-    def is_remote(self) -> bool:
+    def fetches_parts(self) -> bool:
         """Whether files are downloaded when they are first used."""
         ...
 
@@ -106,8 +105,8 @@ class Member(Protocol):
         """Return the loss mask of one part, 1 where a token is trained on; None if all are."""
         ...
 
-    def missing_files(self, part: int, kinds: Sequence[str]) -> "list[MissingFile]":
-        """Return the files of one part that are not on this machine yet."""
+    def want(self, parts: Sequence[int], kinds: Sequence[str]) -> int:
+        """Begin to download files of some parts that are not here; return how many bytes."""
         ...
 
 
@@ -117,7 +116,7 @@ class LocalTokens:
     path: object
     sealed = True
     num_coming = 0
-    is_remote = False
+    fetches_parts = False
     has_documents = False
     has_loss = False
     tokenizer: "Tokenizer | None" = None
@@ -160,6 +159,6 @@ class LocalTokens:
         """Return the loss mask of one part; None if all tokens are trained on."""
         return None
 
-    def missing_files(self, part: int, kinds: Sequence[str]) -> "list[MissingFile]":
-        """Return no file: all are on this machine."""
-        return []
+    def want(self, parts: Sequence[int], kinds: Sequence[str]) -> int:
+        """Return 0: no file has to be downloaded."""
+        return 0

@@ -10,7 +10,7 @@ from penstock.errors import PlanError
 from penstock.formats.detect import token_files_at
 from penstock.formats.member import Member
 from penstock.formats.token_files import TokenFiles
-from penstock.remote.address import StoreUrl, store_path
+from penstock.paths import StoreUrl, store_path
 from penstock.store.reader import TokenStore
 from penstock.store.sides import open_stores, stores_at
 

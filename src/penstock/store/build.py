@@ -17,7 +17,7 @@ from penstock.errors import (
     StoreError,
     TokenizerError,
 )
-from penstock.remote.address import StoreUrl, store_path
+from penstock.paths import StoreUrl, store_path
 from penstock.sources.settings import Format
 from penstock.store.commit import commit
 from penstock.store.destination import Destination

@@ -7,8 +7,7 @@ from pathlib import Path
 import xxhash
 
 from penstock.errors import MissingStoreError, StoreError
-from penstock.paths import NamedFile
-from penstock.remote.address import StoreUrl, store_path
+from penstock.paths import NamedFile, StoreUrl, store_path
 from penstock.store.files import remove_file, write_file
 from penstock.store.folders import open_to_read
 from penstock.store.parts import REPAIR_ADVICE

@@ -15,8 +15,7 @@ from typing import Protocol
 
 from penstock.digest import canonical_json
 from penstock.errors import MissingStoreError, RemoteError, StoreError
-from penstock.remote import Objects, open_objects
-from penstock.remote.address import StorePath, StoreUrl, store_path
+from penstock.paths import StorePath, StoreUrl, store_path
 from penstock.store.beside import made_beside, refuse_occupied, remove_others
 from penstock.store.copies import copy_file
 from penstock.store.destination import Destination, in_threads
@@ -40,9 +39,10 @@ from penstock.store.manifest import (
     shared_settings,
     with_table,
 )
+from penstock.store.objects import Objects
 from penstock.store.part import SIDES
 from penstock.store.reader import TokenStore
-from penstock.store.remote_manifest import as_name, read_manifest_object
+from penstock.store.remote import as_name, read_manifest_object
 from penstock.store.verify import file_problem
 
 Place = str | os.PathLike[str] | StoreUrl
@@ -176,7 +176,7 @@ class _RemoteOrigin:
 
     def __init__(self, path: StoreUrl) -> None:
         self.path = path
-        self._objects: Objects = open_objects(path.address)
+        self._objects: Objects = Objects(path.address)
 
     def manifest(self, side: str) -> tuple[bytes, Manifest] | None:
         try:

@@ -22,16 +22,16 @@ from urllib.parse import urlsplit
 
 from penstock.digest import digest_bytes, digest_json
 from penstock.errors import MissingStoreError, StoreError, TokenMismatchError
-from penstock.remote import open_objects
-from penstock.remote.address import StoreUrl
+from penstock.paths import StoreUrl
 from penstock.store.copies import read_recorded
 from penstock.store.files import cache_directory, make_directory, read_file, remove_file, write_file
 from penstock.store.folders import empty_directory
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.manifest import FILE_NAME, Manifest, parse_manifest, part_file, with_table
+from penstock.store.objects import Objects
 from penstock.store.part import SIDES
 from penstock.store.parts import REPAIR_ADVICE
-from penstock.store.remote_manifest import as_name, fetch_table
+from penstock.store.remote import as_name, fetch_table
 from penstock.store.verify import file_problem
 
 _WRITABLE = ("s3", "gs", "az")
@@ -56,7 +56,7 @@ class Destination:
     """The URL that a store is written to, and its staging directory on this machine."""
 
     def __init__(self, url: StoreUrl) -> None:
-        self._url, self._objects = url, open_objects(url.address)
+        self._url, self._objects = url, Objects(url.address)
         self.shown = str(url)
         """The URL without secrets, for messages."""
         if urlsplit(url.address).scheme not in _WRITABLE or "?" in url.address:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.errors import StoreError
-from penstock.remote.address import StorePath, StoreUrl
+from penstock.paths import StorePath, StoreUrl
 from penstock.store.destination import staging_directory
 from penstock.store.folders import claim_of
 from penstock.store.job import Job

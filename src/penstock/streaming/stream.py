@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Literal
 
 from penstock.errors import StoreBusyError, StoreError
-from penstock.remote.address import StoreUrl, store_path
+from penstock.paths import StoreUrl, store_path
 from penstock.sources.settings import Format
 from penstock.store.build import begin, execute
 from penstock.store.files import room_for
