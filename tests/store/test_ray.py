@@ -34,7 +34,7 @@ from penstock.errors import (
 from penstock.paths import StoreUrl
 from penstock.sources.slices import cut
 from penstock.store.build import begin
-from penstock.store.destination import Destination
+from penstock.store.upload import Destination
 from penstock.store.job import BuildSettings, prepare
 from penstock.store.journal import Journal
 from penstock.store.ray_tasks import RayRunner, make_slice, remote_job

@@ -22,7 +22,7 @@ from penstock.formats.detect import token_files_at
 from penstock.formats.token_files import TokenFiles
 from penstock.paths import StoreUrl
 from penstock.store.beside import made_beside
-from penstock.store.copies import on_this_machine
+from penstock.store.copy import on_this_machine
 from penstock.store.files import (
     remove_file,
     room_for,

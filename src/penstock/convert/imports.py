@@ -25,7 +25,7 @@ from penstock.formats.token_files import TokenFiles
 from penstock.sources.settings import ReadSettings
 from penstock.store.build import clean_up
 from penstock.store.commit import commit
-from penstock.store.copies import on_this_machine
+from penstock.store.copy import on_this_machine
 from penstock.store.existing import killed_at_the_end, refuse_foreign
 from penstock.store.files import room_for
 from penstock.store.folders import make_tree

@@ -20,7 +20,6 @@ from penstock.errors import (
 from penstock.paths import StoreUrl, store_path
 from penstock.sources.settings import Format
 from penstock.store.commit import commit
-from penstock.store.destination import Destination
 from penstock.store.existing import (
     accept_touched,
     discard,
@@ -47,6 +46,7 @@ from penstock.store.refusals import (
 )
 from penstock.store.remake import damaged_files, remake
 from penstock.store.resume import target_of
+from penstock.store.upload import Destination
 from penstock.store.workers import Workers
 from penstock.tokenize.tokenizer import SpecialTokens
 

@@ -462,15 +462,20 @@ def read_remote_manifest(url: StoreUrl, digest: str | None = None) -> Manifest:
     return manifest
 
 
-def read_manifest_object(objects: Objects, url: StoreUrl, side: str = "") -> tuple[bytes, Manifest]:
-    """The manifest of one side of the store at `url`: its bytes, and its contents, checked."""
-    name = as_name(side, FILE_NAME)
+def read_manifest_object(
+    objects: Objects, url: StoreUrl, side: str = "", tables: Path | None = None
+) -> tuple[bytes, Manifest]:
+    """The manifest of one side of the store at `url`: its bytes, and its contents, checked.
+
+    Its table of parts is put into the directory `tables`; by default, into the cache.
+    """
+    name, tables = as_name(side, FILE_NAME), _manifests() if tables is None else tables
     for attempt in range(_MANIFEST_ATTEMPTS):
         data = objects.read(name)
         try:
             contents = parse_manifest(data, url / name)
-            fetch_table(objects, side, contents, _manifests())
-            return data, with_table(contents, url / name, _manifests())
+            _fetch_table(objects, side, contents, tables)
+            return data, with_table(contents, url / name, tables)
         except StoreError:
             # A byte may have changed on its way, or an append has replaced the manifest. The
             # manifest has its own digest, so a later answer is as good as the first one.
@@ -479,7 +484,7 @@ def read_manifest_object(objects: Objects, url: StoreUrl, side: str = "") -> tup
     raise AssertionError
 
 
-def fetch_table(objects: Objects, side: str, contents: JsonObject, directory: Path) -> None:
+def _fetch_table(objects: Objects, side: str, contents: JsonObject, directory: Path) -> None:
     """Download the table of parts that a manifest needs, unless it is in `directory` already.
 
     Args:
