@@ -34,11 +34,11 @@ from penstock.errors import (
 from penstock.paths import StoreUrl
 from penstock.sources.slices import cut
 from penstock.store.build import begin
-from penstock.store.upload import Destination
 from penstock.store.job import BuildSettings, prepare
 from penstock.store.journal import Journal
 from penstock.store.ray_tasks import RayRunner, make_slice, remote_job
 from penstock.store.slice_work import Order
+from penstock.store.upload import Destination
 from penstock.tokenize.tokenizer import load_tokenizer
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")

@@ -51,7 +51,7 @@ from penstock.streaming.waits import pause
 
 _log = logging.getLogger("penstock")
 _POLL_SECONDS = 0.02
-_WAIT_SECONDS = 0.002
+_WAIT_SECONDS = 0.005
 # A file may be removed between its download and its use, if the limit is too small for the files
 # that all processes use at a time.
 _ATTEMPTS = 8
