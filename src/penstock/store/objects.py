@@ -23,6 +23,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
@@ -132,9 +133,7 @@ class Objects:
         """Return the contents of a file."""
 
         def attempt(client: "ObjectStore") -> bytes:
-            import obstore
-
-            result = obstore.get(client, name)
+            result = client.get(name)
             data = bytes(result.bytes())
             _check_length(len(data), result.meta["size"])
             return data
@@ -143,22 +142,13 @@ class Objects:
 
     def size(self, name: str) -> int:
         """Return the size of a file."""
-
-        def attempt(client: "ObjectStore") -> int:
-            import obstore
-
-            return int(obstore.head(client, name)["size"])
-
-        return self._retried("examined", name, attempt)
+        return self._retried("examined", name, lambda client: int(client.head(name)["size"]))
 
     def list(self) -> list[tuple[str, int]]:
         """Return names and sizes of all files, sorted. Web servers and the Hub have no lists."""
 
         def attempt(client: "ObjectStore") -> list[tuple[str, int]]:
-            import obstore
-
-            batches = obstore.list(client)
-            return sorted((each["path"], each["size"]) for batch in batches for each in batch)
+            return sorted((each["path"], each["size"]) for page in client.list() for each in page)
 
         if self._scheme in ("http", "https", "hf"):
             raise RemoteError(f"{self.shown('')} cannot be listed: web servers have no lists.")
@@ -171,10 +161,8 @@ class Objects:
         is_split = num_bytes > _MULTIPART_BYTES
 
         def attempt(client: "ObjectStore") -> None:
-            import obstore
-
             client = self._multipart_client if is_split else client
-            obstore.put(client, name, source, use_multipart=is_split, chunk_size=_MULTIPART_CHUNK)
+            client.put(name, source, use_multipart=is_split, chunk_size=_MULTIPART_CHUNK)
 
         self._retried("written", name, attempt)
 
@@ -182,12 +170,8 @@ class Objects:
         """Delete a file, if there is one."""
 
         def attempt(client: "ObjectStore") -> None:
-            import obstore
-
-            try:
-                obstore.delete(client, name)
-            except FileNotFoundError:
-                return
+            with suppress(FileNotFoundError):
+                client.delete(name)
 
         self._refuse_to_write(name)
         self._retried("deleted", name, attempt)
@@ -236,12 +220,11 @@ class Objects:
     @staticmethod
     def _chunks(client: "ObjectStore", name: str, start: int, size: int) -> Iterator[bytes]:
         """The bytes of a file from `start` on; never more than `size` in all."""
-        import obstore
         from obstore.exceptions import NotSupportedError
 
         options: Any = {"range": (start, size)} if start else {}
         try:
-            result = obstore.get(client, name, options=options)
+            result = client.get(name, options=options)
         except NotSupportedError:
             raise _NoRanges from None
         if result.meta["size"] != size or result.range != (start, size):

@@ -128,10 +128,7 @@ class FileCache:
                 _finish(_start(self.url, left, self._limit))
                 return
             jobs = [_downloads_here().begin(self, file, urgent=True) for file in left]
-            for job in jobs:
-                while not job.done():
-                    pause(_WAIT_SECONDS)  # a fork, or the end of the reader, need not wait for it
-            left = [file for file, job in zip(left, jobs, strict=True) if not job.result()]
+            left = [file for file, job in zip(left, jobs, strict=True) if not _result(job)]
             if not left:
                 return
 
@@ -358,6 +355,13 @@ class _Downloads:
             self._queue.put((False, next(self._numbers), (None, None, None, True)))
         for thread in self._threads:
             thread.join(_END_SECONDS / len(self._threads))
+
+
+def _result(job: "Future[bool]") -> bool:
+    """Wait for a download; a fork, or the end of the reader, need not wait for it."""
+    while not job.done():
+        pause(_WAIT_SECONDS)
+    return job.result()
 
 
 _downloads: dict[int, _Downloads] = {}
