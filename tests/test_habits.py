@@ -159,7 +159,7 @@ def test_the_field_of_conversations_is_refused_and_not_ignored(tmp_path):
     texts = Texts([json.dumps({"dialog": CHATS})])
 
     with pytest.raises(
-        StoreError, match=r"field=.dialog. of penstock.build .* rename the key of the turns"
+        StoreError, match=r"field=.dialog. .*does not name one column of prompts and one of comp"
     ):
         build(texts, tmp_path / "s", chat="chatml", add_tokens="auto", field="dialog")
 

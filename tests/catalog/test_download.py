@@ -13,8 +13,8 @@ import zygote
 from penstock.catalog import download as module
 from penstock.catalog.download import DownloadLimits
 from penstock.catalog.download import download as download_file
+from penstock.catalog.receipt import sha256_of
 from penstock.errors import DiskFullError, FetchError, SourceError, StoreError
-from penstock.store.files import digest_file
 
 DATA = np.random.default_rng(7).integers(0, 256, 300_000, np.uint8).tobytes()  # the server's
 QUICK = DownloadLimits(
@@ -431,7 +431,7 @@ def test_a_killed_download_is_resumed(server, wanted, succeeds, tmp_path, sent):
 
     assert succeeds() == len(DATA) - sent
     assert server.ranges == [f"bytes={sent}-" if sent else None]
-    assert digest_file(wanted.path) == wanted.sha256
+    assert sha256_of(wanted.path) == wanted.sha256
 
 
 def test_by_default_half_a_minute_of_silence_is_allowed():

@@ -1,17 +1,13 @@
 """What users of a shell do from habit works, or is refused in words."""
 
-import bz2
-import gzip
 import os
 import re
 import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
 import penstock
-from penstock.cli.app import app
 from penstock.errors import StoreError, TokenizerError
 from penstock.tokenize.train import train_tokenizer
 from penstock.train.command import choose_recipe
@@ -139,19 +135,6 @@ def test_info_of_one_document_does_not_repeat_its_number_of_tokens(tmp_path, inv
     shown = invoke("info", tmp_path / "a").stdout
     assert len(re.findall(r"\b19\b", shown)) == 1
     assert "median" in invoke("info", tmp_path / "b").stdout
-
-
-@pytest.mark.parametrize(
-    ("pack", "command"), [(gzip.compress, "gzip -dc"), (bz2.compress, "bzip2 -dc")]
-)
-def test_compressed_standard_input_is_refused_with_the_command_that_decompresses_it(
-    pack, command, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["build", "-", "-o", "s"], input=pack(b"one\n"))
-
-    said = " ".join(f"{result.output} {result.exception}".split())
-    assert f"Decompress it first: pipe it through {command}." in said
 
 
 def test_numbers_of_both_sides_of_a_split_say_so(tmp_path, invoke):

@@ -100,7 +100,7 @@ def test_a_loss_mask_is_imported(write_files, tmp_path):
     ps.verify(store.path)
     parts = range(len(store.manifest.parts))
     assert np.array_equal(np.concatenate([store.part_array(each, "loss") for each in parts]), mask)
-    back = ps.export_tokens(store, tmp_path / "out", to="datatrove")
+    back = ps.export_tokens(store, tmp_path / "out", to="parquet")
     assert np.array_equal(ps.open_tokens(back[0]).part_loss(0), mask)
 
 

@@ -61,7 +61,7 @@ def test_a_file_is_tokenized_in_a_fraction_of_its_size(layout, tmp_path, reads, 
     monkeypatch.setattr(samples, "_PIECE_BYTES", MEGABYTE // 2)
     path = tmp_path / "large"
     # One document takes 9 MB at its peak, of which the text of a piece is little.
-    path.write_text(text_of(layout, (24 if layout == "file" else 12) * MEGABYTE))
+    path.write_text(text_of(layout, 24 * MEGABYTE))
     size = path.stat().st_size
     keep_freed_memory()  # 32 MB once per process, which are never touched
     tracemalloc.start()

@@ -68,6 +68,25 @@ def test_a_store_goes_there_and_back_again(bucket, store, tmp_path, sums):
     assert [each.tolist() for each in back] == [each.tolist() for each in there]
 
 
+def test_a_store_goes_there_is_appended_to_and_comes_back(bucket, store, tmp_path, sums):
+    table = tmp_path / "table"
+    shutil.copytree(store, table)
+    more = tmp_path / "more.txt"
+    more.write_text("some more text\n")
+
+    there = penstock.copy(table, f"{bucket.url}/a")
+    penstock.build(more, f"{bucket.url}/a", append=True, tokenizer="bytes", documents="lines")
+    back = penstock.copy(f"{bucket.url}/a", tmp_path / "back")
+    remote = penstock.TokenStore(f"{bucket.url}/a")
+    penstock.build(more, table, append=True, tokenizer="bytes", documents="lines")
+
+    assert len([name for name in sums(table) if name.startswith("parts-")]) == 1
+    assert len(back) == len(there) + 1 == 301
+    assert remote.digest == back.digest == penstock.TokenStore(table).digest
+    assert [each.tolist() for each in remote] == [each.tolist() for each in back]
+    penstock.verify(tmp_path / "back")
+
+
 def test_both_sides_of_a_split_are_copied(bucket, split, tmp_path, sums):
     penstock.copy(split, f"{bucket.url}/a")
     back = penstock.copy(f"{bucket.url}/a", tmp_path / "back")

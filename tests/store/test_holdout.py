@@ -151,7 +151,7 @@ def test_every_file_of_both_sides_is_in_a_manifest(tmp_path, sums):
     penstock.build(Texts(TEXTS), tmp_path / "s", tokenizer="bytes", split="tail:0.1")
     for side in ("train", "val"):
         store = penstock.verify(tmp_path / "s" / side)
-        assert len(list(store.path.glob("*.npy"))) == 4 * len(store.manifest.parts)
+        assert len(list(store.path.glob("part-*.npy"))) == 4 * len(store.manifest.parts)
         assert store.manifest.contents["side"] == side
 
 

@@ -128,7 +128,7 @@ def test_the_table_is_a_plain_array(place):
 def test_the_bytes_of_a_table_never_change(place):
     assert table_of_store(place).name == "parts-c30a3f4a2c404b5e.npy"
     assert read_manifest(place).digest == (
-        "5c3c704251e9ff3083be17efdbfedc299a769106041380ee6519d6cf22babc06"
+        "492bdddcee9f40a69c674bad0c805c603a7358ff87d291419c12bbb315f2cb2a"
     )
 
 

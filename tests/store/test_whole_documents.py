@@ -310,7 +310,7 @@ def test_a_document_in_pieces_is_the_document(
     build = store.manifest.contents["builds"][0]
     assert (build["counts"]["documents"], build["counts"]["pieces"]) == (1, len(store))
     assert build["documents"] == {"file": 1}
-    assert store.manifest.contents["version"] == 2
+    assert store.manifest.contents["version"] == 4
     offsets = [store.origin(number).offset for number in range(len(store))]
     assert offsets[0] == 0
     for number, (start, stop) in enumerate(pairwise([*offsets, len(text)])):

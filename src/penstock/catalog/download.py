@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.catalog.receipt import sha256_of
 from penstock.catalog.request import (
     RequestFailure,
     connection_failure,
@@ -34,7 +35,7 @@ from penstock.catalog.request import (
 )
 from penstock.digest import derive_key
 from penstock.errors import DiskFullError, FetchError
-from penstock.store.files import digest_file, sync_directory, sync_file
+from penstock.store.files import sync_directory, sync_file
 from penstock.store.folders import open_regular
 
 _HUB = "https://huggingface.co/"
@@ -286,7 +287,7 @@ class _Download:
         size = self._size()
         if self._num_bytes is not None and size != self._num_bytes:
             raise _WrongContent(f"received {size:,} bytes, but {self._num_bytes:,} are expected.")
-        if self._sha256 and (found := digest_file(self._part)) != self._sha256:
+        if self._sha256 and (found := sha256_of(self._part)) != self._sha256:
             raise _WrongContent(f"received SHA-256 {found}, but {self._sha256} is expected.")
         # The contents are synced before the rename: after a power cut, the name must not belong to
         # an empty file.

@@ -20,11 +20,10 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from penstock.catalog.download import ByteProgress, DownloadLimits, download
 from penstock.catalog.entries import Entry, EntryFile, Packing, RemoteFile, find_entry
-from penstock.catalog.receipt import Receipt, wait_for_lock
+from penstock.catalog.receipt import Receipt, sha256_of, wait_for_lock
 from penstock.catalog.unpack import unpacked
 from penstock.errors import FetchError, MissingInputError, SourceError
 from penstock.paths import expand_user
-from penstock.store.files import digest_file
 
 if TYPE_CHECKING:
     from penstock.store.job import BuildProgress
@@ -205,7 +204,7 @@ class _Fetch:
                 path = self.receipt.temporary(file.name)
                 path.unlink(missing_ok=True)  # of a fetch that was killed before the rename
                 self._download(remote, path)
-                self.receipt.move(file.name, digest_file(path))
+                self.receipt.move(file.name, sha256_of(path))
             else:
                 archive = self.directory / remote.name
                 self._download(remote, archive)
@@ -222,7 +221,7 @@ class _Fetch:
     def _download(self, remote: RemoteFile, path: Path) -> None:
         # An archive that a killed fetch did not unpack, or that the user put here.
         if path.exists():
-            if remote.sha256 and digest_file(path) != remote.sha256:
+            if remote.sha256 and sha256_of(path) != remote.sha256:
                 raise FetchError(
                     f"{path} does not have the SHA-256 {remote.sha256}. Delete it and try again."
                 )

@@ -6,6 +6,7 @@ from it stay valid. It may replace a file that a fetch wrote and nobody has chan
 belongs to the user, and a fetch refuses to overwrite it.
 """
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,12 +15,18 @@ from pathlib import Path
 
 from penstock.catalog.entries import EntryFile
 from penstock.errors import FetchError, StoreBusyError
-from penstock.store.files import digest_file, read_file, sync_directory, write_file
+from penstock.store.files import read_file, sync_directory, write_file
 from penstock.store.lock import locked
 
 # A fetch has a timeout of 30 s, so it writes something at least that often. A fetch that writes
 # nothing for twice that time hangs.
 _BUSY_SECONDS = 60.0
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's contents, which is what the publishers of datasets record."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 class Receipt:
@@ -51,7 +58,7 @@ class Receipt:
             # There is no SHA-256 to compare, so the size decides. If the size is unknown too, the
             # file is fetched again and compared.
             return file.num_bytes is not None
-        if digest_file(path) != expected:
+        if sha256_of(path) != expected:
             raise _occupied(path)
         return True
 
@@ -67,7 +74,8 @@ class Receipt:
         # The file is written and checked under another name, so a wrong file never has the right
         # name.
         new = self.temporary(file.name)
-        size, found = write_file(new, pieces)
+        size, _ = write_file(new, pieces)
+        found = sha256_of(new)
         try:
             if size != (file.num_bytes or size):
                 raise FetchError(
@@ -90,7 +98,7 @@ class Receipt:
             FetchError: the name belongs to a file of the user.
         """
         path, new = self._directory / name, self.temporary(name)
-        existing = digest_file(path) if path.exists() else None
+        existing = sha256_of(path) if path.exists() else None
         # The name may be free, or belong to the same contents, or to a file that a fetch wrote and
         # nobody edited.
         if existing not in (None, sha256, self._digests.get(name)):

@@ -196,7 +196,7 @@ def _origin(summary: "Summary") -> terminal.Facts:
     size = tokenizer["vocab_size"]
     named = [f"{tokenizer['name']}, {size:,} tokens, digest {digest}"]
     if not tokenizer["digest"] and tokenizer["canary"]:
-        named.append("an object: pass it again each time, with tokenizer=")
+        named.append("an object: pass it again each time")
     facts: dict[str, str | list[str]] = {"tokenizer": named}
     if tokenizer.get("added_tokens"):
         from penstock.tokenize.definition import padded_vocab_size

@@ -321,7 +321,7 @@ def _remove(directory: Path, owner: int) -> None:
 
 
 def digest_contents(path: Path, root: Path) -> str:
-    """Return the SHA-256 of a file; for a large unchanged file, the recorded one.
+    """Return the digest of a file; for a large unchanged file, the recorded one.
 
     Args:
         path: The file.
@@ -331,7 +331,7 @@ def digest_contents(path: Path, root: Path) -> str:
     if before[0] <= _WHOLE_BYTES:
         return digest_file(path)
     record = root / "digests" / digest_json([os.path.realpath(path), before])[:32]
-    if record.is_file() and len(found := record.read_text()) == 64:
+    if record.is_file() and len(found := record.read_text()) == 32:
         return found
     digest = digest_file(path)
     # A write that follows soon may leave the same times, because clocks of file systems tick at

@@ -14,14 +14,12 @@ time are removed until there is room. A file that is mapped into memory stays va
 """
 
 import atexit
-import json
 import logging
 import os
 import queue
 import re
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -33,11 +31,11 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from penstock import errors
 from penstock.digest import digest_bytes
 from penstock.errors import MissingStoreError, RemoteError, StoreError
 from penstock.paths import NamedFile, StoreUrl
 from penstock.store.files import cache_directory, digest_file, read_file, room_for, write_file
+from penstock.store.forked import finish, start
 from penstock.store.manifest import (
     FILE_NAME,
     JsonObject,
@@ -89,13 +87,11 @@ class FileCache:
     def has(self, file: RemoteFile) -> bool:
         """Whether a file is here; if it is, it counts as used now."""
         path = self.directory / file.digest
-        try:
-            if path.stat().st_size != file.size:
-                return False
-            os.utime(path)
-        except OSError:  # it is not here, or was removed in between
-            return False
-        return True
+        with suppress(OSError):  # it is not here, or was removed in between
+            if path.stat().st_size == file.size:
+                os.utime(path)
+                return True
+        return False
 
     def open(self, file: RemoteFile) -> NamedFile:
         """Open a file for reading, after it was downloaded if it is not here."""
@@ -125,7 +121,7 @@ class FileCache:
         for _ in range(_ATTEMPTS):
             left = [file for file in left if not self.has(file)]
             if left and is_forked():
-                _finish(_start(self.url, left, self._limit))
+                finish(start(self.url, left, self._limit))
                 return
             jobs = [_downloads_here().begin(self, file, urgent=True) for file in left]
             left = [file for file, job in zip(left, jobs, strict=True) if not _result(job)]
@@ -146,7 +142,7 @@ class FileCache:
             self._ahead = [each for each in self._ahead if each.poll() is None]
             if len(self._ahead) >= _NUM_THREADS:
                 return 0
-            self._ahead.append(_start(self.url, missing, self._limit, subprocess.DEVNULL))
+            self._ahead.append(start(self.url, missing, self._limit, subprocess.DEVNULL))
         elif missing:
             for file in missing:
                 _downloads_here().begin(self, file, urgent=False)
@@ -155,9 +151,7 @@ class FileCache:
     def download(self, file: RemoteFile, *, wait: bool) -> bool:
         """Download a file in this thread, unless it is here; returns whether it is here.
 
-        Args:
-            file: The file.
-            wait: Whether to wait for another process that is downloading it.
+        If another process is downloading it, waits for that process, or else returns at once.
         """
         until = time.monotonic() + self._objects.seconds
         self._locks.mkdir(parents=True, exist_ok=True)
@@ -336,17 +330,15 @@ class _Downloads:
                     continue
                 job.set_running_or_notify_cancel()
             try:
-                is_here: bool | BaseException = cache.download(file, wait=urgent)
-            except FileNotFoundError as error:  # somebody deleted the cache during the download
-                is_here = isinstance(error, MissingStoreError) and error
+                job.set_result(cache.download(file, wait=urgent))
             except Exception as error:  # noqa: BLE001  (raised where the file is needed)
-                is_here = error
-            with self._lock:
-                del self._jobs[cache.directory, file.digest]
-            if isinstance(is_here, BaseException):
-                job.set_exception(is_here)
-            else:
-                job.set_result(is_here)
+                if isinstance(error, FileNotFoundError) and not isinstance(error, StoreError):
+                    job.set_result(False)  # somebody deleted the cache during the download
+                else:
+                    job.set_exception(error)
+            finally:
+                with self._lock:
+                    del self._jobs[cache.directory, file.digest]
 
     def end(self) -> None:
         """Stop all threads, and wait for them."""
@@ -378,62 +370,6 @@ def _at_exit() -> None:
     _downloads_here().end()
 
 
-# A forked process cannot use obstore (see `is_forked`), so it starts another one, which brings
-# files into the shared cache. The request is sent through a pipe, because a command line would show
-# the URL, with its password, to other users.
-
-
-def _start(
-    url: StoreUrl,
-    files: Sequence[RemoteFile],
-    limit: int | None,
-    output: int = subprocess.PIPE,
-) -> "subprocess.Popen[str]":
-    """Start a process that downloads files of a store, or else its manifest."""
-    # It finds the modules that this process has.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-P", "-m", "penstock.store.remote"]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=output, env=environment, text=True
-    )
-    assert process.stdin is not None  # it is a pipe
-    with suppress(BrokenPipeError), process.stdin as stream:  # `_finish` says that it has ended
-        stream.write(json.dumps({"url": url.address, "files": files, "limit": limit}))
-    return process
-
-
-def _finish(process: "subprocess.Popen[str]") -> str:
-    """Wait for a process; returns the digest of the manifest, or raises its error."""
-    while process.poll() is None:
-        pause(_POLL_SECONDS)
-    assert process.stdout is not None  # it is a pipe
-    with process.stdout as stream:
-        answer = json.loads(stream.read() or "{}")
-    if "error" in answer:
-        raise vars(errors)[answer["error"]](*answer["arguments"])
-    if "digest" not in answer:
-        raise RemoteError(
-            "The process that sends the requests of a forked process ended with status "
-            f"{process.returncode}. Use workers that are spawned, not forked."
-        )
-    return str(answer["digest"])
-
-
-def main() -> None:
-    """Perform the request in stdin, and write its result to stdout; see `_start`."""
-    request, answer = json.load(sys.stdin), dict[str, Any](digest="")
-    url, files = StoreUrl(request["url"]), [RemoteFile(*each) for each in request["files"]]
-    try:
-        if files:
-            FileCache(url, request["limit"]).fetch(files)
-        else:
-            answer["digest"] = read_remote_manifest(url).digest
-    except (errors.PenstockError, OSError) as error:
-        known = error if isinstance(error, errors.PenstockError) else RemoteError(str(error))
-        answer = {"error": type(known).__name__, "arguments": list(known.args)}
-    sys.stdout.write(f"{json.dumps(answer)}\n")
-
-
 # Manifests. A worker process that gets a pickled store uses the manifest that was kept: if the
 # store was appended to in between, the new one would be that of other data.
 
@@ -452,7 +388,7 @@ def read_remote_manifest(url: StoreUrl, digest: str | None = None) -> Manifest:
     """
     if digest is not None and (known := _kept(digest)) is not None:
         return known
-    if is_forked() and (known := _kept(_finish(_start(url, (), None)))) is not None:
+    if is_forked() and (known := _kept(finish(start(url)))) is not None:
         return known
     objects = Objects(url.address)
     try:
@@ -489,14 +425,7 @@ def read_manifest_object(
 
 
 def _fetch_table(objects: Objects, side: str, contents: JsonObject, directory: Path) -> None:
-    """Download the table of parts that a manifest needs, unless it is in `directory` already.
-
-    Args:
-        objects: The files of the store.
-        side: The side of the split; "" without one.
-        contents: The manifest as JSON.
-        directory: Where the table is put. The name of a table contains its digest.
-    """
+    """Download the table of parts of a manifest, unless it is in `directory` already."""
     entry = contents["parts"]
     path = directory / table_file(entry["sha256"])
     with suppress(OSError, StoreError):  # it is not there, or not a file
@@ -555,7 +484,3 @@ def _kept(digest: str) -> Manifest | None:
         _log.debug("%s cannot be used: %r", path, error)
         return None
     return found if found.digest == digest else None
-
-
-if __name__ == "__main__":
-    main()

@@ -32,7 +32,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from penstock.digest import digest_json
-from penstock.errors import StoreError
+from penstock.errors import MissingStoreError, StoreError
 from penstock.paths import StoreUrl
 from penstock.store.files import digest_file
 from penstock.store.manifest import (
@@ -92,10 +92,12 @@ def verify_store(
         if progress:
             progress(number + 1, len(store.manifest.parts))
     if damaged:
-        shown = "\n".join(f"  {each}" for each in damaged[:_FILES_SHOWN])
         more = len(damaged) - _FILES_SHOWN
-        rest = f"\n  and {more:,} more files" if more > 0 else ""
-        raise StoreError(f"{store.path} is damaged:\n{shown}{rest}\n{REPAIR_ADVICE}")
+        rest = f"; and {more:,} more files" if more > 0 else ""
+        kind = (
+            MissingStoreError if all(each.endswith("missing") for each in damaged) else StoreError
+        )
+        raise kind(f"{'; '.join(damaged[:_FILES_SHOWN])}{rest}. {REPAIR_ADVICE}")
     return store
 
 
