@@ -254,6 +254,7 @@ class PartsAhead:
             for number, chosen in group_rows(sources):
                 if sum(size for _, size in self._asked) >= _AHEAD_BYTES:
                     return  # the next call looks at these steps again
-                if asked := self._rows[number].read_ahead(samples[chosen]):
+                source = self._rows[number]
+                if source.fetches_parts and (asked := source.read_ahead(samples[chosen])):
                     self._asked.append((self._cursor, asked))
             self._cursor = stop
