@@ -101,7 +101,7 @@ def build(paths, folder, threads, workers, threads_each):
     tokenizer = ps.load_tokenizer("gpt2")
     processes.THREADS_EACH = threads_each
     watch = Stopwatch()
-    ps.build(paths, store, tokenizer=tokenizer, threads=threads, workers=workers)
+    ps.build(paths, store, tokenizer=tokenizer, workers=f"{workers}:{threads}")
     took = watch.stop()
     shutil.rmtree(store)
     return took
@@ -171,7 +171,7 @@ import penstock as ps
 paths, store, threads, workers = json.loads(sys.argv[2])
 tokenizer = ps.load_tokenizer("gpt2")
 with AnonymousMemory(workers=True) as memory:
-    ps.build(paths, store, tokenizer=tokenizer, threads=threads, workers=workers)
+    ps.build(paths, store, tokenizer=tokenizer, workers=f"{workers}:{threads}")
 print(memory.peak)
 """
 

@@ -173,7 +173,7 @@ def line_reader(path, seconds):
 def same_rows(path, folder, workers):
     """A digest of all rows of a stream, the number of batches, and whether no row repeats."""
     store, digest, count = Path(tempfile.mkdtemp(dir=folder)), hashlib.sha256(), 0
-    with ps.stream(path, store, threads=max(1, workers), documents="lines") as stream:
+    with ps.stream(path, store, workers=max(1, workers), documents="lines") as stream:
         loader = Loader(Windows(stream, LENGTH), BATCH, epochs=1, format=BatchFormat(ids=True))
         seen = []
         for batch in loader.as_dataloader(num_workers=workers):

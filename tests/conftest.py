@@ -28,10 +28,10 @@ import zygote
 from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
+from penstock.options import ReadSettings
 from penstock.sources.document import Tally
 from penstock.sources.listing import list_files
 from penstock.sources.read import read_slice
-from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
 
 ROOT = Path(__file__).parent.parent

@@ -16,12 +16,13 @@ import penstock
 
 PACKAGE = Path(penstock.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
-BASE = {"errors", "digest", "exports", "paths", "ranges"}
+BASE = {"errors", "digest", "exports", "options", "paths", "ranges"}
 # What each part may import, besides itself. Parts that are not listed stand around these.
 MAY_IMPORT = {
     "errors": set(),
     "charts": {"errors"},
     "exports": set(),
+    "options": {"errors"},
     "ranges": {"errors"},
     "paths": set(),
     "digest": {"errors"},
@@ -36,13 +37,9 @@ MAY_IMPORT = {
     # The interface of rows: it imports nothing but NumPy and errors.
     "order": BASE | {"rows.protocol"},
     "transforms": BASE | {"rows.protocol"},
-    # Token files of other tools. They need a tokenizer only to decode.
-    # Files are decoded into the cache and mapped by the functions that write and map other files.
-    # What a Parquet or Arrow file claims is checked as for text.
-    "formats": BASE | {"tokenize", "store.files", "store.maps", "sources.pages", "sources.claims"},
+    # Token files of other tools: to read them, to make stores of them, and to write them.
+    "formats": BASE | {"sources", "tokenize", "store"},
     "rows": BASE | {"sources", "tokenize", "chat", "store", "formats"},
-    # Stores from token files, and token files from stores.
-    "convert": BASE | {"sources", "tokenize", "store", "formats"},
     # A streamed plan is a plan over rows of a snapshot.
     "streaming": BASE | {"sources", "tokenize", "chat", "store", "rows", "order"} | {"formats"},
     "loader": BASE
@@ -58,7 +55,7 @@ MAY_IMPORT = {
     "train": BASE
     | {"store", "order", "rows", "streaming", "loader", "recipe", "integrations", "cli"}
     | {"formats", "ledger", "charts"},
-    "recipe": BASE | {"train", "ledger", "formats.names"},
+    "recipe": BASE | {"train", "ledger", "formats.options"},
     # The amendments of a recipe's plan, in a file that is written like those of a store.
     "ledger": BASE | {"store", "order", "rows.protocol"},
     # It opens the data of a recipe as the trainer does, also at a URL, and has nothing to do with a
@@ -70,7 +67,7 @@ MAY_IMPORT = {
     "report": BASE | {"charts", "tokenize", "store", "order", "formats", "train", "inspect", "cli"},
 }
 WITHOUT_TORCH = ["errors", "digest", "sources", "tokenize", "chat", "store", "order", "transforms"]
-WITHOUT_TORCH += ["streaming", "formats", "convert"]
+WITHOUT_TORCH += ["streaming", "formats"]
 
 
 def name_of(path):

@@ -114,9 +114,7 @@ def test_conversations_in_a_csv_file_are_refused_in_one_sentence(tmp_path, caplo
     (tmp_path / "a.csv").write_bytes(b"id,text\r\n1,one\r\n")
 
     with pytest.raises(SourceError, match="is CSV, and conversations are read from JSON Lines"):
-        build(
-            tmp_path / "a.csv", tmp_path / "s", tokenizer="gpt2", chat="chatml", add_tokens="auto"
-        )
+        build(tmp_path / "a.csv", tmp_path / "s", chat=Chat("chatml", "gpt2", add_tokens="auto"))
     assert "carriage return" not in caplog.text
 
 
@@ -124,7 +122,7 @@ def test_windows_line_ends_of_conversations_are_no_surprise(tmp_path, caplog):
     row = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
     (tmp_path / "a.jsonl").write_bytes(json.dumps({"messages": row}).encode() + b"\r\n")
 
-    build(tmp_path / "a.jsonl", tmp_path / "s", tokenizer="gpt2", chat="chatml", add_tokens="auto")
+    build(tmp_path / "a.jsonl", tmp_path / "s", chat=Chat("chatml", "gpt2", add_tokens="auto"))
     assert "carriage return" not in caplog.text
 
 
@@ -161,7 +159,7 @@ def test_the_field_of_conversations_is_refused_and_not_ignored(tmp_path):
     with pytest.raises(
         StoreError, match=r"field=.dialog. .*does not name one column of prompts and one of comp"
     ):
-        build(texts, tmp_path / "s", chat="chatml", add_tokens="auto", field="dialog")
+        build(texts, tmp_path / "s", chat=Chat("chatml", "gpt2", add_tokens="auto"), field="dialog")
 
 
 @pytest.mark.parametrize("split", ["tail:1", "tail:0", "hash:1.5", 0.1])

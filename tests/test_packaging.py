@@ -16,8 +16,8 @@ import penstock
 from penstock.charts import draw
 from penstock.errors import MissingExtraError
 from penstock.integrations.hf_format import hf_tokenizer
+from penstock.options import ReadSettings
 from penstock.sources.listing import list_files
-from penstock.sources.settings import ReadSettings
 from penstock.store.objects import Objects
 from penstock.tokenize.tokenizer import load_tokenizer
 from penstock.train import RunProgress, TrainingConfig

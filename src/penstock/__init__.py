@@ -17,8 +17,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from penstock.chat.chat import Chat as Chat
     from penstock.chat.chat import render as render
-    from penstock.convert.export import export_tokens as export_tokens
-    from penstock.convert.imports import import_tokens as import_tokens
+    from penstock.formats.export import export_tokens as export_tokens
+    from penstock.formats.imports import import_tokens as import_tokens
     from penstock.formats.open import open_tokens as open_tokens
     from penstock.formats.token_files import TokenFiles as TokenFiles
     from penstock.loader.loader import Loader as Loader
@@ -39,9 +39,9 @@ else:
         __name__,
         {
             "chat.chat": "Chat render",
-            "convert.export": "export_tokens",
-            "convert.imports": "import_tokens",
             "errors": "",
+            "formats.export": "export_tokens",
+            "formats.imports": "import_tokens",
             "formats.open": "open_tokens",
             "formats.token_files": "TokenFiles",
             "loader.loader": "Loader",

@@ -88,7 +88,7 @@ def preprocess(
             tokenizer=tokenizer,
             documents=documents,
             eos=eos,
-            threads=threads,
+            workers=threads,
         )
         # The old file stays in place until the new one is complete. The directory is synced too, so
         # that the rename survives a power cut.

@@ -25,7 +25,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from penstock.errors import MissingRecipeError, PlanError, RecipeError
-from penstock.formats.names import TokenOptions
+from penstock.formats.options import TokenOptions
 from penstock.ledger import LedgerLine, ledger_path, read_ledger
 from penstock.paths import expand_user
 from penstock.train.bundled import bundled_recipes

@@ -3,9 +3,8 @@
 import os
 from collections.abc import Callable
 
-from penstock.formats.detect import token_files_at
-from penstock.formats.token_files import TokenFiles
-from penstock.formats.verify import verify_tokens
+from penstock.formats.open import token_files_at
+from penstock.formats.token_files import TokenFiles, verify_tokens
 from penstock.paths import StoreUrl
 from penstock.store.reader import TokenStore
 from penstock.store.verify import verify as verify_stores

@@ -199,7 +199,7 @@ def test_without_a_terminal_there_is_the_summary_and_nothing_else(penstock, corp
     assert done.stdout.decode().startswith("tokenizer gpt2, engine gigatoken\nstore built in ")
 
 
-@pytest.mark.parametrize(("option", "shown"), [("--threads=1", True), ("--quiet", False)])
+@pytest.mark.parametrize(("option", "shown"), [("--workers=1", True), ("--quiet", False)])
 def test_a_tokenizer_that_only_the_slow_engine_supports_is_reported(
     penstock, corpus, option, shown
 ):

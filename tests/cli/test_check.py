@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.check import CHECKS, CheckSettings, check
-from penstock.sources.settings import ReadSettings
+from penstock.options import ReadSettings
 from penstock.store.journal import Journal
 
 # Not `import penstock.check.check as module`: that is the function.

@@ -212,7 +212,7 @@ def test_a_store_of_an_own_tokenizer_shows_the_digest_of_errors_and_says_to_pass
 ):
     store = ps.build(corpus.name, "store", tokenizer=Reversed(), documents="lines")
     shown = invoke("info", "store").stdout
-    digest = re.search(r"digest ([0-9a-f]{12}) ", shown)[1]
+    digest = re.search(r"digest ([0-9a-f]{12})\b", shown)[1]
     assert "an object: pass it again each time" in shown
 
     assert store.decode(0, tokenizer=Reversed()) == "To be, or not to be:"

@@ -82,7 +82,7 @@ def assert_interrupted(outcome):
 def test_a_build_resumes_to_the_same_bytes(big, tmp_path, sums, invoke, monkeypatch):
     store, text = tmp_path / "store", tmp_path / "text.txt"
     text.write_bytes(big.read_bytes()[:9_000_000])
-    command = ["build", text, "--documents", "lines", "-o", store, "--threads", "1"]
+    command = ["build", text, "--documents", "lines", "-o", store, "--workers", "1"]
 
     def ready(_):
         return any(store.glob(".slice-*.json"))

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("lightning", reason="needs penstock[lightning]")
 
-from penstock import Packs, Texts, TokenStore, build
+from penstock import Chat, Packs, Texts, TokenStore, build
 from penstock.errors import PlanError, ResumeError, SourceError, StoreError, TokenizerError
 from penstock.integrations.huggingface import hf_tokenizer
 from penstock.integrations.lightning import LLMDataModule, debug_datamodule
@@ -488,7 +488,7 @@ def test_a_store_of_another_tokenizer_is_refused_with_the_one_to_pass(module, si
     store = build(sides["train"], sides["train"].with_name("store"), documents="lines")
     chat = json.dumps({"messages": [{"role": "assistant", "content": "ok"}]})
     (chats := sides["train"].with_name("chats.jsonl")).write_text(chat)
-    chatted = build(chats, chats.with_name("chat"), chat="chatml", add_tokens="auto")
+    chatted = build(chats, chats.with_name("chat"), chat=Chat("chatml", "gpt2", add_tokens="auto"))
 
     for given in (store, str(store.path)):
         with pytest.raises(StoreError, match=r"tokenized with gpt2 .*load_tokenizer\('gpt2'\)"):

@@ -16,7 +16,7 @@ cut.__kwdefaults__["slice_bytes"] = 4_000
 place = Path(sys.argv[1])
 
 def build(inputs, name, **settings):
-    return ps.build(inputs, place / name, tokenizer="bytes", threads=2, **settings)
+    return ps.build(inputs, place / name, tokenizer="bytes", workers=2, **settings)
 
 def lines(first):
     return [f"line {number} of some text {number * 7919}" for number in range(first, first + 9_000)]
@@ -74,7 +74,7 @@ read(ps.Plan({str(number): ps.Windows(store, length=64) for number, store in enu
 read(ps.Plan({str(number): ps.Packs(stores[number], length=64) for number in range(8)}))
 assert sum(len(document) for document in wide) == wide.num_tokens
 streamed = ps.stream(
-    place / "one.txt", place / "streamed", tokenizer="bytes", documents="lines", threads=2
+    place / "one.txt", place / "streamed", tokenizer="bytes", documents="lines", workers=2
 )
 read(ps.Windows(streamed, length=64))
 streamed.close()

@@ -624,12 +624,16 @@ def test_refuses_rows_that_cannot_share_a_batch(store, windows, tmp_path, gpt2):
 def test_names_the_added_tokens_in_which_tokenizers_differ(tmp_path):
     texts, added = penstock.Texts(["some text " * 20]), ["<|im_start|>", "<|im_end|>"]
     plain = penstock.build(texts, tmp_path / "plain", tokenizer="gpt2")
-    chat = penstock.build(texts, tmp_path / "chat", tokenizer="gpt2", add_tokens=added)
+    chat = penstock.build(
+        texts, tmp_path / "chat", tokenizer=penstock.load_tokenizer("gpt2", add_tokens=added)
+    )
     plan = Plan({"plain": Windows(plain, 8), "chat": Windows(chat, 8)})
     with pytest.raises(PlanError, match="differ by added tokens") as caught:
         Loader(plan, 4)
     advice = re.search(r"add_tokens=(\[.*?\])", str(caught.value))[1]
-    same = penstock.build(texts, tmp_path / "same", tokenizer="gpt2", add_tokens=eval(advice))
+    same = penstock.build(
+        texts, tmp_path / "same", tokenizer=penstock.load_tokenizer("gpt2", add_tokens=eval(advice))
+    )
 
     assert '("plain" none, "chat" <|im_start|> <|im_end|>)' in str(caught.value)
     next(iter(Loader(Plan({"plain": Windows(same, 8), "chat": Windows(chat, 8)}), 4)))

@@ -136,7 +136,7 @@ def test_parts_are_deleted_here_when_they_are_there(bucket, url, inputs, tmp_pat
             left.append([path.name for path in cache.rglob("part-*")])
 
     bucket.proxy.set(on_request=on_request)
-    build(inputs, url, threads=1)
+    build(inputs, url, workers=1)
 
     assert any(left)
     assert not left[-1]  # before the manifest is put
@@ -402,6 +402,6 @@ def test_the_command_builds_and_inspects_a_remote_store(bucket, inputs, invoke, 
 
 
 def test_process_workers_make_the_same_remote_store(bucket, url, inputs, local):
-    build(inputs, url, workers="processes", threads=4)
+    build(inputs, url, workers="processes:4")
 
     assert found(bucket) == local

@@ -46,7 +46,7 @@ def good_chats(tmp_path_factory):
 
     (place / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     store = place / "store"
-    ps.build(place / "a.jsonl", store, tokenizer="bytes", chat="chatml", add_tokens="auto")
+    ps.build(place / "a.jsonl", store, chat=ps.Chat("chatml", "bytes", add_tokens="auto"))
     return store
 
 

@@ -126,7 +126,9 @@ def test_refuses_files_that_hold_no_ids(tmp_path, name, data, message):
 def test_refuses_arrays_that_are_not_a_row_of_whole_numbers(tmp_path, array):
     np.save(tmp_path / "a.npy", array, allow_pickle=True)
 
-    with pytest.raises(StoreError, match=r"holds a one-dimensional one|token ids are integers"):
+    with pytest.raises(
+        StoreError, match=r"holds a one-dimensional one|token ids are integers|Python objects"
+    ):
         ArrayFile(tmp_path / "a.npy")
 
 
@@ -134,7 +136,7 @@ def test_a_cut_off_npy_is_refused(files):
     data = (files / "little.npy").read_bytes()
     (files / "little.npy").write_bytes(data[:-2])
 
-    with pytest.raises(StoreError, match="has 39 ids, but its header says 40"):
+    with pytest.raises(StoreError, match="truncated or damaged"):
         ArrayFile(files / "little.npy")
 
 

@@ -13,9 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import SourceError
+from penstock.options import ReadSettings
 from penstock.sources.decompress import Expanded
 from penstock.sources.listing import list_files
-from penstock.sources.settings import ReadSettings
 
 PACK = {
     "gz": lambda data: gzip.compress(data, 1, mtime=0),

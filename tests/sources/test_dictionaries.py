@@ -59,8 +59,8 @@ def test_texts_beside_a_long_dictionary_are_read_in_blocks(tmp_path, read):
 
 
 def test_every_cut_and_flip_of_the_metadata_of_a_compressed_stream_is_an_error_or_text(tmp_path):
+    from penstock.options import ReadSettings
     from penstock.sources.listing import list_files
-    from penstock.sources.settings import ReadSettings
     from penstock.sources.tables import table_spans
 
     path = tmp_path / "a.arrow"

@@ -3,11 +3,11 @@ import gzip
 import pytest
 import xxhash
 
+from penstock.options import ReadSettings
 from penstock.sources import read
 from penstock.sources.digests import SpanDigests
 from penstock.sources.listing import list_inputs
 from penstock.sources.read import read_slice
-from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
 from penstock.store.inputs import piece_digests
 

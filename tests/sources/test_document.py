@@ -71,7 +71,7 @@ build(3, "good.jsonl", tokenizer="bytes")
 build(4, "bad.jsonl", tokenizer="bytes")
 build(5, "latin.jsonl", tokenizer="bytes", errors="replace")
 build(6, "table.parquet", tokenizer="bytes", split="hash:0.5")
-build(7, "chats.jsonl", tokenizer="gpt2", chat="chatml", add_tokens="auto")
+build(7, "chats.jsonl", chat=penstock.Chat("chatml", "gpt2", add_tokens="auto"))
 build(8, penstock.Texts(["one", "two"]), tokenizer="bytes")
 print(len(list(Path().glob("store*"))))
 """

@@ -12,8 +12,8 @@ import pytest
 
 import penstock
 from penstock.errors import SourceError
+from penstock.options import ReadSettings
 from penstock.sources.listing import list_files
-from penstock.sources.settings import ReadSettings
 
 # Longer than a block, so it is read in several requests.
 TEXT = b"".join(b"line %d of the file\n" % number for number in range(250_000))

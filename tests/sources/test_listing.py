@@ -7,8 +7,8 @@ import fsspec
 import pytest
 
 from penstock.errors import PenstockError, SourceError
+from penstock.options import ReadSettings
 from penstock.sources.listing import list_files
-from penstock.sources.settings import ReadSettings
 
 
 def names(inputs, **options):

@@ -13,14 +13,14 @@ import zygote
 
 import penstock
 from penstock.errors import SourceError
+from penstock.options import ReadSettings
 from penstock.sources.listing import list_files, list_inputs
-from penstock.sources.settings import ReadSettings
 
 LIST = """
 import sys
 from penstock.errors import SourceError
 from penstock.sources.listing import list_files
-from penstock.sources.settings import ReadSettings
+from penstock.options import ReadSettings
 for inputs in sys.argv[1:]:
     try:
         print(len(list_files(inputs, ReadSettings())))

@@ -18,7 +18,7 @@ from pathlib import Path
 import penstock, penstock.store.build
 from penstock.sources.listing import list_files
 from penstock.sources.read import read_slice
-from penstock.sources.settings import ReadSettings
+from penstock.options import ReadSettings
 from penstock.sources.slices import cut
 
 def memory(kind):
@@ -44,7 +44,7 @@ read(short)  # what every process takes once
 Path("/proc/self/clear_refs").write_text("5")
 before = memory("VmRSS:")
 if is_built:
-    penstock.build(path, place / "store", tokenizer="gpt2", documents="lines", threads=1)
+    penstock.build(path, place / "store", tokenizer="gpt2", documents="lines", workers=1)
 else:
     read(path)
 print((memory("VmHWM:") - before) / size)

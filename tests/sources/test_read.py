@@ -101,9 +101,9 @@ def test_a_record_longer_than_many_blocks_and_slices_is_one_document(read, tmp_p
 
 
 def test_an_input_that_changes_while_it_is_read_is_refused(read, tmp_path):
+    from penstock.options import ReadSettings
     from penstock.sources.listing import list_files
     from penstock.sources.read import read_slice
-    from penstock.sources.settings import ReadSettings
     from penstock.sources.slices import cut
 
     path = tmp_path / "a.txt"

@@ -9,8 +9,8 @@ import penstock
 from penstock.check import CheckSettings
 from penstock.cli.app import app
 from penstock.errors import SourceError
+from penstock.options import ReadSettings
 from penstock.preprocess import preprocess
-from penstock.sources.settings import ReadSettings
 
 
 @pytest.mark.parametrize(

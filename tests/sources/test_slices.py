@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.options import ReadSettings
 from penstock.sources.listing import list_files
-from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
 
 names = st.sampled_from(["a.txt", "b.jsonl", "c.txt.gz", "d.txt", "e.jsonl.gz", "f.txt"])

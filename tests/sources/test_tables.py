@@ -275,7 +275,7 @@ def test_an_arrow_stream_cut_inside_a_batch_is_refused(read, tmp_path):
 _TRUNCATE = """
 import os, sys
 from penstock.sources.listing import list_files
-from penstock.sources.settings import ReadSettings
+from penstock.options import ReadSettings
 from penstock.sources.tables import read_rows
 
 (file,) = list_files(sys.argv[1], ReadSettings())
@@ -318,7 +318,7 @@ import sys
 from penstock.errors import PenstockError
 from penstock.sources.listing import list_files
 from penstock.sources.read import read_slice
-from penstock.sources.settings import ReadSettings
+from penstock.options import ReadSettings
 from penstock.sources.slices import cut
 path, reading = sys.argv[1], ReadSettings()
 data = open(path, "rb").read()

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import SourceError
+from penstock.options import ReadSettings
 from penstock.sources.listing import list_files
-from penstock.sources.settings import ReadSettings
 
 PR_CAPBSET_DROP = 24
 CAPABILITIES = (1, 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
@@ -23,7 +23,7 @@ LIST = """
 import sys
 import penstock
 from penstock.sources.listing import list_files
-from penstock.sources.settings import ReadSettings
+from penstock.options import ReadSettings
 for pattern in sys.argv[1:]:
     try:
         print(len(list_files(pattern, ReadSettings(format="text"))))

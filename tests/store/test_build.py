@@ -25,7 +25,7 @@ def test_bytes_do_not_depend_on_the_number_of_threads(threads, inputs, built, tm
         inputs,
         tmp_path / "again",
         tokenizer="bytes",
-        threads=threads,
+        workers=threads,
         documents="lines",
         max_bad=10,
     )
@@ -242,9 +242,9 @@ def test_a_directory_of_something_else_is_not_written_into(inputs, tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"threads": 0}, StoreError, "threads must be at least 1"),
-        ({"max_bad": -1}, StoreError, "max_bad=-1 is neither"),
-        ({"max_bad": float("nan")}, StoreError, "max_bad=nan is neither"),
+        ({"workers": 0}, StoreError, "workers=0 .* is not a number of threads"),
+        ({"max_bad": -1}, StoreError, r"max_bad=-1 \(--max-bad\) must be at least 0"),
+        ({"max_bad": float("nan")}, StoreError, r"max_bad=nan \(--max-bad\) must be at least 0"),
         ({"split": "head:0.1"}, StoreError, "split='head:0.1' must be"),
         ({"split": "tail:1"}, StoreError, "split='tail:1' must be"),
         ({"split": "hash:x"}, StoreError, "split='hash:x' must be"),

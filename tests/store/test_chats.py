@@ -96,7 +96,7 @@ def test_records_that_are_refused_are_counted_by_reason(chats, tmp_path, build):
 
 def test_the_bytes_do_not_depend_on_threads(chats, tmp_path, sums, small_slices, build):
     stores = [
-        build(chats, tmp_path / f"store-{threads}", chat="chatml", threads=threads)
+        build(chats, tmp_path / f"store-{threads}", chat="chatml", workers=threads)
         for threads in (1, 4)
     ]
 
@@ -121,7 +121,7 @@ def test_a_build_that_was_killed_goes_on(chats, tmp_path, small_slices, monkeypa
         Chat, "encode", lambda self, scripts: (slowly(), original(self, scripts))[1]
     )
     with pytest.raises(KeyboardInterrupt):
-        build(chats, tmp_path / "store", chat="chatml", threads=1, progress=stop)
+        build(chats, tmp_path / "store", chat="chatml", workers=1, progress=stop)
     monkeypatch.undo()
     sealed = list((tmp_path / "store").glob(".slice-*.json"))
     monkeypatch.setitem(penstock.sources.slices.cut.__kwdefaults__, "slice_bytes", 4_000)
@@ -386,12 +386,10 @@ def test_special_tokens_in_messages_are_text_unless_asked_for(tmp_path, gpt2_cha
     said = {"messages": [{"role": "user", "content": "<|endoftext|>"}, record(1)["messages"][1]]}
     texts = penstock.Texts([json.dumps(said)])
     text = build(texts, tmp_path / "a", chat="chatml")
-    parsed = build(texts, tmp_path / "b", chat="chatml", special_tokens="parse")
+    parsed = build(texts, tmp_path / "b", chat=Chat("chatml", gpt2_chat, special_in_content=True))
 
     assert gpt2_chat.eos_id not in text.document(0)
     assert gpt2_chat.eos_id in parsed.document(0)
-    with pytest.raises(StoreError, match="special_in_content=True"):
-        build(texts, tmp_path / "c", chat=Chat("chatml", gpt2_chat), special_tokens="parse")
 
 
 def test_the_command_line_builds_a_chat_store(chats, tmp_path, invoke):

@@ -51,7 +51,7 @@ def prepare(inputs, tmp_path, monkeypatch):
 
     def build(place, documents="lines", **options):
         source = more if options.get("append") else inputs if documents == "lines" else one
-        options = {"tokenizer": "bytes", "threads": 2, "max_bad": 10, **options}
+        options = {"tokenizer": "bytes", "workers": 2, "max_bad": 10, **options}
         penstock.build(source, place, documents=documents, **options)
 
     def prepare(scenario, place):

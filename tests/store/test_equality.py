@@ -173,9 +173,9 @@ def test_however_text_is_split_the_ids_are_those_of_each_document(
 ):
     """gigatoken splits blocks by itself where it may; it must find the same documents."""
     (scratch / "split.txt").write_bytes("".join(pieces).encode().removeprefix(b"\xef\xbb\xbf"))
+    from penstock.options import ReadSettings
     from penstock.sources.listing import list_files
     from penstock.sources.read import read_slice
-    from penstock.sources.settings import ReadSettings
     from penstock.sources.slices import cut
 
     reading = ReadSettings(documents=documents)

@@ -95,7 +95,7 @@ for number, text in enumerate(lines):
     (folder / f"{number:02}.txt").write_text(text)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 try:
-    penstock.build(folder, folder / "store", tokenizer="bytes", documents="file", threads=1)
+    penstock.build(folder, folder / "store", tokenizer="bytes", documents="file", workers=1)
 except DiskFullError as error:
     print(*error.__notes__)
 """
@@ -179,7 +179,7 @@ store = pathlib.Path(folder, "stores", "store")
 subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=100", "tmpfs", folder], check=True)
 
 def build():
-    penstock.build(inputs, store, tokenizer="bytes", documents="lines", threads=2, max_bad=10)
+    penstock.build(inputs, store, tokenizer="bytes", documents="lines", workers=2, max_bad=10)
 
 build()
 whole = {path.name: path.read_bytes() for path in store.iterdir()}

@@ -153,7 +153,7 @@ class Stores(RuleBasedStateMachine):
                 tokenizer="bytes",
                 documents="lines",
                 split=action.split,
-                threads=1,
+                workers=1,
                 append=action.kind == "append",
                 overwrite=action.kind == "overwrite",
             )

@@ -128,7 +128,11 @@ def test_a_digest_is_no_path(own, tmp_path, cache):
 
 
 def test_a_tokenizer_that_was_used_once_is_found_without_its_file(own, tmp_path, cache):
-    store = penstock.build(Texts(TEXTS), tmp_path / "store", tokenizer=own, add_tokens=["<|x|>"])
+    store = penstock.build(
+        Texts(TEXTS),
+        tmp_path / "store",
+        tokenizer=penstock.load_tokenizer(own, add_tokens=["<|x|>"]),
+    )
     own.unlink()
     _find.cache_clear()
 
@@ -177,7 +181,9 @@ def test_a_cache_that_cannot_be_written_changes_nothing_else(own, tmp_path, monk
 def test_bundled_tokenizers_are_found_by_their_digest_and_not_kept(tmp_path, cache, gpt2):
     for name, more in (("gpt2", []), ("gpt2", ["<|a|>"]), ("bytes", []), ("bytes", ["<|a|>"])):
         where = tmp_path / f"{name}{len(more)}"
-        store = penstock.build(Texts(["a cat"]), where, tokenizer=name, add_tokens=more)
+        store = penstock.build(
+            Texts(["a cat"]), where, tokenizer=penstock.load_tokenizer(name, add_tokens=more)
+        )
         store = rewritten(store.path, name="/etc/shadow")
         assert store.decode(0) == "a cat"
     assert not cache.exists()
@@ -199,10 +205,11 @@ def test_a_manifest_records_the_last_part_of_a_path(own, tmp_path, cache):
     template = tmp_path / "mine" / "my.jinja"
     template.write_text("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}")
     chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
-    options = {"chat": template, "add_tokens": ["<|user|>", "<|assistant|>", "<|end|>"]}
-    store = penstock.build(
-        Texts([json.dumps({"messages": chat})]), tmp_path / "store", tokenizer=own, **options
+    chat_template = penstock.Chat(
+        template, own, add_tokens=["<|user|>", "<|assistant|>", "<|end|>"]
     )
+    texts = Texts([json.dumps({"messages": chat})])
+    store = penstock.build(texts, tmp_path / "store", chat=chat_template)
 
     assert store.manifest.contents["tokenizer"]["name"] == "own.json"
     assert store.manifest.contents["chat"]["template"] == "my.jinja"

@@ -98,7 +98,7 @@ def test_few_records_at_the_beginning_do_not_make_a_large_input_small(tmp_path):
     long = b"x" * 400 + b"\n"
     path.write_bytes(b"bad \xff line\n" + long * 60 + b"good line\n" * 2_000)
 
-    assert len(build(path, tmp_path / "store", threads=1)) == 2_060
+    assert len(build(path, tmp_path / "store", workers=1)) == 2_060
 
 
 def test_a_limit_of_0_or_from_1_on_is_a_number_of_records(tmp_path):
@@ -117,7 +117,7 @@ def test_bad_records_are_judged_in_the_order_of_the_input(threads, tmp_path):
     path.write_bytes(b"bad \xff line\n" * 11 + b"good line\n" * 20_000)
 
     with pytest.raises(SourceError, match=r"a\.txt, offset 0: invalid_utf8"):
-        build(path, tmp_path / "store", threads=threads)
+        build(path, tmp_path / "store", workers=threads)
     with pytest.raises(StoreError, match="holds a build that failed"):
         penstock.TokenStore(tmp_path / "store")
 

@@ -31,7 +31,7 @@ from penstock.sources.slices import cut
 cut.__kwdefaults__["slice_bytes"] = 6_000
 print("begin", flush=True)
 penstock.build(
-    sys.argv[1], sys.argv[2], tokenizer="bytes", documents="lines", threads=2,
+    sys.argv[1], sys.argv[2], tokenizer="bytes", documents="lines", workers=2,
     split=sys.argv[3] or None, append="append" in sys.argv, overwrite="overwrite" in sys.argv,
 )
 """

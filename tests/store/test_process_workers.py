@@ -20,9 +20,10 @@ import pytest
 
 import penstock
 from penstock.errors import StoreError, TokenizerError, WorkerError
+from penstock.options import BuildOptions
 from penstock.store import runners
 from penstock.store.build import begin
-from penstock.store.job import BuildSettings, prepare
+from penstock.store.job import prepare
 from penstock.store.memory import num_slots
 from penstock.store.processes import ProcessRunner
 from penstock.store.slice_work import Order, Watch
@@ -117,21 +118,11 @@ def mixed(inputs):
     return inputs
 
 
-def job_of(inputs, directory, **options):
+def job_of(inputs, directory, append=False, **options):
     """The job of a build, ready to make slices."""
-    settings = {
-        "tokenizer": "bytes",
-        "format": "auto",
-        "documents": "lines",
-        "field": "text",
-        "errors": "strict",
-        "eos": True,
-        "bos": False,
-        "special_tokens": "text",
-        "max_bad": 10,
-        "threads": None,
-    }
-    job = begin(prepare(BuildSettings(inputs=inputs, store=directory, **{**settings, **options})))
+    settings = {"tokenizer": "bytes", "documents": "lines", "max_bad": 10}
+    options = BuildOptions(**{**settings, **options})
+    job = begin(prepare(inputs, directory, options, append=append))
     for side in job.sides:
         (job.directory / side).mkdir(exist_ok=True)
     return job
@@ -178,7 +169,7 @@ def test_a_slice_has_the_same_bytes_when_another_process_makes_it(
     job = job_of(inputs, tmp_path / "one", **options)
     expected = made(ThreadRunner(job, 1), [0], job)
     job = job_of(inputs, tmp_path / "two", **options)
-    runner = ProcessRunner(job, 4, is_required=True)
+    runner = ProcessRunner(job, 4)
     with closing(runner):
         # The last slots belong to the other process.
         found = made(runner, range(runner.num_slots)[-num_slots(2) :], job)
@@ -203,8 +194,7 @@ def test_a_build_has_the_same_bytes_with_any_number_of_processes(
         mixed,
         tmp_path / "processes",
         tokenizer=tokenizer({1: "meet", 2: "meet_2", 3: "meet_3"}[num_processes]),
-        workers="processes",
-        threads=2 * num_processes,
+        workers=f"processes:{2 * num_processes}",
         progress=reports.append,
         **options,
     )
@@ -226,8 +216,7 @@ def test_an_error_of_a_worker_process_is_raised_and_says_where_it_was(
             tmp_path / "store",
             tokenizer=tokenizer("fail"),
             documents="lines",
-            workers="processes",
-            threads=4,
+            workers="processes:4",
         )
 
     assert "In a worker process:\nTraceback" in caught.value.__notes__[0]
@@ -243,8 +232,7 @@ def test_an_error_that_cannot_be_sent_from_a_worker_process_ends_the_build_with_
             tmp_path / "store",
             tokenizer=tokenizer("refuse"),
             documents="lines",
-            workers="processes",
-            threads=4,
+            workers="processes:4",
         )
 
 
@@ -257,8 +245,7 @@ def test_a_worker_process_that_is_killed_is_an_error_and_the_build_can_be_resume
             mixed,
             tmp_path / "store",
             tokenizer=tokenizer("die"),
-            workers="processes",
-            threads=4,
+            workers="processes:4",
             **options,
         )
     assert not list((tmp_path / "store").glob("*.tmp"))
@@ -277,8 +264,7 @@ def test_log_lines_and_warnings_of_worker_processes_are_logged_here(
         tokenizer=tokenizer("log"),
         documents="lines",
         max_bad=10,
-        workers="processes",
-        threads=4,
+        workers="processes:4",
     )
     (other,) = processes_met(tmp_path) - {os.getpid()}
 
@@ -312,7 +298,7 @@ print("the script runs", flush=True)
 cut.__kwdefaults__["slice_bytes"] = 4_000
 penstock.build(
     sys.argv[1], sys.argv[2], tokenizer=Bytes(sys.argv[4], os.getpid(), sys.argv[5]),
-    documents="lines", max_bad=10, workers="processes", threads=4,
+    documents="lines", max_bad=10, workers="processes:4",
 )
 """
 
@@ -380,7 +366,7 @@ def test_a_tokenizer_that_cannot_be_pickled_needs_threads(mixed, tmp_path, monke
         penstock.build(mixed, tmp_path / "store", workers="processes", **options)
 
     monkeypatch.setattr(runners, "_MUCH_TEXT", 0)
-    penstock.build(mixed, tmp_path / "store", threads=5, **options)
+    penstock.build(mixed, tmp_path / "store", workers=5, **options)
     assert any("cannot be pickled" in line for line in caplog.messages)
 
 
@@ -405,12 +391,12 @@ penstock.build(sys.argv[1], sys.argv[2], tokenizer=Bytes(".", 0, "log"), workers
 def test_many_threads_and_much_text_are_needed_to_use_processes_by_default(
     mixed, tmp_path, monkeypatch
 ):
-    job = job_of(mixed, tmp_path / "store", workers="auto", threads=5)
+    job = job_of(mixed, tmp_path / "store", workers=5)
     monkeypatch.setattr(runners, "_MUCH_TEXT", 1)
 
     with closing(runners.runner_for(job)) as runner:
         assert isinstance(runner, ProcessRunner)
-    few = job_of(mixed, tmp_path / "store", workers="auto", threads=4)
+    few = job_of(mixed, tmp_path / "store", workers=4)
     assert isinstance(runners.runner_for(few), ThreadRunner)
     monkeypatch.setattr(runners, "_MUCH_TEXT", 1 << 30)
     assert isinstance(runners.runner_for(job), ThreadRunner)
@@ -418,7 +404,7 @@ def test_many_threads_and_much_text_are_needed_to_use_processes_by_default(
 
 def test_an_unknown_kind_of_workers_is_refused(mixed, tmp_path):
     with pytest.raises(
-        StoreError, match=r'workers=\'gpus\' \(--workers\) is not known.*"threads", "processes"'
+        StoreError, match=r"workers=\'gpus\' \(--workers\) is not .*threads:N, processes:N"
     ):
         penstock.build(mixed, tmp_path / "store", workers="gpus")
 

@@ -4,7 +4,6 @@ A node is killed by SIGKILL of its raylet; the workers of the node die with it, 
 """
 
 import gzip
-import inspect
 import os
 import random
 import re
@@ -15,7 +14,7 @@ import sys
 import tempfile
 import threading
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -31,10 +30,11 @@ from penstock.errors import (
     TokenMismatchError,
     WorkerError,
 )
+from penstock.options import BuildOptions
 from penstock.paths import StoreUrl
 from penstock.sources.slices import cut
 from penstock.store.build import begin
-from penstock.store.job import BuildSettings, prepare
+from penstock.store.job import prepare
 from penstock.store.journal import Journal
 from penstock.store.ray_tasks import RayRunner, make_slice, remote_job
 from penstock.store.slice_work import Order
@@ -74,9 +74,6 @@ penstock.build(
     progress=lambda now: print("done", now.done_bytes, flush=True),
 )
 """
-
-
-FIELDS = {each.name for each in fields(BuildSettings)}
 
 
 class Nodes:
@@ -291,7 +288,7 @@ def test_an_interrupted_build_stops_its_tasks_and_is_resumed(connected, text, tm
     [
         {"split": "hash:0.3"},
         {"tokenizer": "gpt2", "documents": "file"},
-        {"overwrite": True, "threads": 1},
+        {"overwrite": True},
     ],
 )
 def test_ray_and_threads_write_the_same_bytes(
@@ -337,9 +334,9 @@ def test_errors_are_those_of_threads(connected, case, inputs, gpt2, tmp_path):
     }[case]
     options = {"tokenizer": "bytes", "documents": "lines", "max_bad": 9} | options
     told = []
-    for workers in ("ray", "threads"):
+    for workers in ("ray", "threads:1"):
         with pytest.raises(expected) as error:
-            penstock.build(inputs, tmp_path / workers, workers=workers, threads=1, **options)
+            penstock.build(inputs, tmp_path / workers.partition(":")[0], workers=workers, **options)
         told.append((type(error.value), str(error.value)))
 
     assert told[0] == told[1]
@@ -367,13 +364,10 @@ def test_a_path_that_a_node_does_not_have_is_an_error_that_names_both(
 @pytest.fixture
 def task(connected, inputs, tmp_path):
     """Begin a build; returns it, and a function that makes its first slice as a task does."""
-    parameters = inspect.signature(penstock.build).parameters.values()
-    defaults = {each.name: each.default for each in parameters if each.name in FIELDS}
-    settings = {"inputs": inputs, "store": tmp_path / "store", "documents": "lines"}
 
     def task(**options):
-        options = {"tokenizer": "bytes", "max_bad": 9, **options}
-        job = begin(prepare(BuildSettings(**defaults | settings | options)))
+        options = {"tokenizer": "bytes", "documents": "lines", "max_bad": 9, **options}
+        job = begin(prepare(inputs, tmp_path / "store", BuildOptions(**options)))
         Journal(job.directory).begin(job.stamped, 0)
         order, sent = (
             Order(next(job.slices()), is_first=True),
@@ -554,23 +548,19 @@ def test_the_command_builds_on_ray_and_prints_only_its_result(connected, inputs,
     assert sums("ray") == sums("threads")
 
 
-@pytest.mark.parametrize("options", [{}, {"threads": 1}, {"threads": 999}])
-def test_tasks_in_flight_are_bounded_by_cores_and_threads(task, options):
-    job, _ = task(**options)
+def test_tasks_in_flight_are_bounded_by_cores(task):
+    job, _ = task()
     cores = int(ray.cluster_resources()["CPU"])
     runner = RayRunner(job)
     try:
         # A quarter more than there are cores, and one.
-        is_one = options.get("threads") == 1
-        assert runner.num_slots == (1 if is_one else cores + 1 + cores // 4)
+        assert runner.num_slots == cores + 1 + cores // 4
     finally:
         runner.close()
 
 
 def test_workers_with_another_name_are_refused(inputs, tmp_path):
-    with pytest.raises(
-        StoreError, match=r"workers='dask' \(--workers\) is not known.*\"ray://HOST:PORT\""
-    ):
+    with pytest.raises(StoreError, match=r"workers='dask' \(--workers\) is not .*ray://HOST:PORT"):
         penstock.build(inputs, tmp_path / "store", workers="dask")
 
 

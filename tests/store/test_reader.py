@@ -209,10 +209,9 @@ def test_a_stream_survives_a_change_of_the_working_directory(tmp_path, monkeypat
 
 def test_a_store_has_its_tokenizer_with_the_tokens_that_were_added(tmp_path):
     text = "<|im_start|>user\nHi<|im_end|>"
-    settings = {"tokenizer": "gpt2", "add_tokens": ["<|im_start|>", "<|im_end|>"]}
-    made = penstock.build(
-        Texts([text]), tmp_path / "store", special_tokens="parse", eos=False, **settings
-    )
+    added = ["<|im_start|>", "<|im_end|>"]
+    tokenizer = penstock.load_tokenizer("gpt2", special_tokens="parse", add_tokens=added)
+    made = penstock.build(Texts([text]), tmp_path / "store", tokenizer=tokenizer, eos=False)
     opened = penstock.TokenStore(tmp_path / "store")
 
     assert opened.load_tokenizer().decode(opened.tokens(0, made.num_tokens)) == text

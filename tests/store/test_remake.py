@@ -178,7 +178,7 @@ def test_chats_are_made_again(tmp_path, sums):
     lines[7] = {"messages": "none"}
     path, store = tmp_path / "chats.jsonl", tmp_path / "store"
     path.write_text("\n".join(map(json.dumps, lines)))
-    settings = {"tokenizer": "bytes", "chat": "chatml", "add_tokens": "auto", "max_bad": 10}
+    settings = {"chat": penstock.Chat("chatml", "bytes", add_tokens="auto"), "max_bad": 10}
     penstock.build(path, store, **settings)
     before = sums(store)
     for damaged in [*parts(store)[::3], *parts(store, "*.loss.npy"), store / "rejects.jsonl"]:
@@ -198,12 +198,12 @@ def test_texts_are_made_again(tmp_path, sums):
     assert sums(store) == before
 
 
-@pytest.mark.parametrize("workers", ["threads", "processes"])
+@pytest.mark.parametrize("workers", ["threads:2", "processes:2"])
 def test_workers_of_every_kind_make_parts_again(workers, store, inputs, sums):
     before = sums(store)
     for path in parts(store, "*.tokens.npy"):
         path.unlink()
-    build(inputs, store, workers=workers, threads=2)
+    build(inputs, store, workers=workers)
 
     assert sums(store) == before
 

@@ -14,7 +14,7 @@ from penstock.errors import PenstockError, StoreError
 from penstock.store.journal import Journal
 
 pytestmark = pytest.mark.usefixtures("small_slices")
-SETTINGS = {"tokenizer": "bytes", "documents": "lines", "max_bad": 10, "threads": 1}
+SETTINGS = {"tokenizer": "bytes", "documents": "lines", "max_bad": 10, "workers": 1}
 
 
 def build(inputs, store, **settings):
@@ -298,8 +298,9 @@ def test_damaged_times_of_inputs_are_ignored_and_the_contents_compared(inputs, t
 
 def test_rejects_are_counted_once_for_each_slice(inputs, tmp_path):
     """A build of 100,000 slices must not count the first ones 100,000 times."""
+    from penstock.options import BuildOptions
     from penstock.sources.document import Reject, Tally
-    from penstock.store.job import BuildSettings, Job
+    from penstock.store.job import Job
     from penstock.store.journal import SealedSlice
     from penstock.store.refusals import BadRecords
 
@@ -310,12 +311,7 @@ def test_rejects_are_counted_once_for_each_slice(inputs, tmp_path):
             self.num_read += 1
             return super().get(key)
 
-    given = {"format": "text", "field": "text", "errors": "strict"}
-    given |= {"special_tokens": "text", "eos": True, "bos": False}
-    settings = BuildSettings(
-        inputs="", store="", documents="lines", tokenizer="bytes", threads=1, max_bad=20, **given,
-    )  # fmt: skip
-    bad = BadRecords(Job(settings, tmp_path, [], settings.read_settings, None, {}))
+    bad = BadRecords(Job(BuildOptions(tokenizer="bytes", max_bad=20), tmp_path, [], None, {}))
     sealed = Counted()
     for number in range(1_000):
         reject = [Reject(0, 0, 1, "bad_utf8", "x")] * (number % 100 == 0)

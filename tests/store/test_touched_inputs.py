@@ -71,7 +71,7 @@ def test_touching_an_input_does_not_break_a_rerun_of_a_killed_build(kind, tmp_pa
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build(path, tmp_path / "store", progress=stop_late, threads=1)
+        build(path, tmp_path / "store", progress=stop_late, workers=1)
     os.utime(path, ns=(1, 1))
     assert build(path, tmp_path / "store").digest == clean.digest
 

@@ -17,9 +17,9 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 
 import penstock as ps
 from penstock.errors import SourceError, StoreError
+from penstock.options import ReadSettings
 from penstock.sources import whole
 from penstock.sources.listing import list_files
-from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
 from penstock.store.cuts import cut_safety
 from penstock.tokenize.definition import find_definition
@@ -329,7 +329,7 @@ def test_bytes_do_not_depend_on_threads_or_engine(text, tmp_path, sums, engines)
     for threads, engine in builds:
         place = tmp_path / f"{threads} {engine}"
         inputs = [tmp_path / "a.txt", tmp_path / "b.txt"]
-        store = ps.build(inputs, place, threads=threads, tokenizer=engines[engine])
+        store = ps.build(inputs, place, workers=threads, tokenizer=engines[engine])
         assert sums(place) == sums(tmp_path / "1 gigatoken")
     assert store.manifest.contents["counts"]["documents"] == 2
 

@@ -95,7 +95,7 @@ def stream(text, tmp_path):
 
     def stream(inputs=text, store=None, **options):
         options = {"tokenizer": "bytes", "documents": "lines", "timeout": 200, **options}
-        options = {"threads": 2, **options}
+        options = {"workers": 2, **options}
         streams.append(penstock.stream(inputs, store or tmp_path / "s", **options))
         return streams[-1]
 

@@ -37,7 +37,7 @@ class Slow:
     def decode(self, ids): return bytes(ids).decode()
 
 def stream(**options):
-    options |= {"tokenizer": Slow(), "threads": 2, "documents": "lines"}
+    options |= {"tokenizer": Slow(), "workers": 2, "documents": "lines"}
     return penstock.stream(sys.argv[1], sys.argv[2], **options)
 
 """
@@ -188,7 +188,7 @@ def test_another_process_continues_when_the_builder_is_killed(slow_text, tmp_pat
     builder = child(code, slow_text, store)
     assert builder.stdout.readline() == "begun\n"
     with penstock.stream(
-        slow_text, store, tokenizer=Slow(), timeout=30, threads=2, documents="lines"
+        slow_text, store, tokenizer=Slow(), timeout=30, workers=2, documents="lines"
     ) as streamed:
         loader = Loader(Windows(streamed, 32), 8, epochs=1)
         iterator = iter(loader)
@@ -248,7 +248,7 @@ for batch in loader:
     killed.communicate(timeout=DEADLINE)
     unfinished = not finished(store)
     with penstock.stream(
-        slow_text, store, tokenizer=Slow(), timeout=30, threads=2, documents="lines"
+        slow_text, store, tokenizer=Slow(), timeout=30, workers=2, documents="lines"
     ) as streamed:
         loader = Loader(Windows(streamed, 32), 8, epochs=1)
         loader.load_state_dict(kept[-1][0])

@@ -51,7 +51,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have no
 
 def test_one_worker_goes_on_while_nobody_waits(long_text, tmp_path, noted):
     with ps.stream(
-        long_text, tmp_path / "store", tokenizer=noted, threads=6, documents="lines"
+        long_text, tmp_path / "store", tokenizer=noted, workers=6, documents="lines"
     ) as streamed:
         while not streamed.sealed:
             time.sleep(0.05)
@@ -64,7 +64,7 @@ def test_one_worker_goes_on_while_nobody_waits(long_text, tmp_path, noted):
 
 def test_all_workers_join_in_when_somebody_waits(long_text, tmp_path, noted):
     with ps.stream(
-        long_text, tmp_path / "store", tokenizer=noted, threads=6, documents="lines"
+        long_text, tmp_path / "store", tokenizer=noted, workers=6, documents="lines"
     ) as streamed:
         num_tokens = sum(len(tokens) for tokens in streamed)
 
@@ -72,26 +72,17 @@ def test_all_workers_join_in_when_somebody_waits(long_text, tmp_path, noted):
     assert num_tokens == long_text.stat().st_size
 
 
-def test_what_was_waited_for_before_there_was_a_part_is_no_hurry(tmp_path):
+def test_a_reader_that_waits_is_seen_for_half_a_second(tmp_path):
     journal = Journal(tmp_path)
-    journal.await_readers()
     readers = WaitingReaders(journal)
-    now = time.monotonic() + 60  # the part comes in a minute
-    assert not readers.hurry(now - 120)
+    assert not readers.hurry()
 
-    def ask():
-        time.sleep(0.02)  # the clock of a file system goes in steps of some milliseconds
-        journal.ask()
-
-    ask()
-    assert not readers.hurry(None)
-    ask()
-    assert not readers.hurry(now)
-    assert not readers.hurry(now - 120)
-    ask()
-    assert readers.hurry(now - 120)
+    time.sleep(0.02)  # the clock of a file system goes in steps of some milliseconds
+    journal.ask()
+    assert readers.hurry()
+    assert readers.hurry()
     time.sleep(0.6)
-    assert not readers.hurry(now - 120)
+    assert not readers.hurry()
 
 
 def test_nothing_of_it_is_left_in_a_finished_store(long_text, tmp_path):

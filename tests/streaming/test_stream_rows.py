@@ -12,7 +12,6 @@ from penstock.loader.loader import Loader
 from penstock.rows.documents import Documents
 from penstock.rows.packs import Packs
 from penstock.rows.windows import Windows
-from penstock.sources.slices import cut
 from penstock.streaming.plan import StreamedPlan
 from penstock.testing import global_rows
 from penstock.train import documents_at
@@ -57,7 +56,7 @@ def test_two_epochs_are_those_of_the_finished_store(stream, finished, same, kind
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_any_number_of_threads_gives_the_same_rows_each_once(stream, finished, threads):
-    loader = Loader(Windows(stream(threads=threads), 32), 1, epochs=1, format=BatchFormat(ids=True))
+    loader = Loader(Windows(stream(workers=threads), 32), 1, epochs=1, format=BatchFormat(ids=True))
     rows = [(batch["sample"].item(), batch["inputs"].tolist()) for batch in loader]
 
     expected = Windows(finished, 32).read(np.arange(len(rows)))["tokens"]
@@ -103,25 +102,6 @@ def test_the_first_batch_comes_while_the_rest_is_not_even_read(stream, held, tmp
     held.let_on()
     assert len(list(iterator)) > 100
     assert streamed.sealed
-
-
-def test_the_first_rows_do_not_wait_for_the_second_part(stream, held, tmp_path, monkeypatch, same):
-    """That it will have more tokens than a row is known long before it is sealed."""
-    monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", 5_000_000)
-    path, long = tmp_path / "in.txt", "x" * 4_000
-    marks = {2_500: "§"}  # in the second slice, after its first block
-    path.write_text("".join(f"{n}{marks.get(n, '')}{long}\n" for n in range(2_600)))
-    streamed = stream(path, tokenizer=held)
-    loader = Loader(Windows(streamed, 100), 8, seed=5, epochs=1, prefetch=0)
-    iterator = iter(loader)
-
-    found = [next(iterator) for _ in range(3)]
-
-    assert len(streamed.snapshot().manifest.parts) == 1
-    held.let_on()
-    found += list(iterator)
-    finished = Loader(Windows(tmp_path / "s", 100), 8, seed=5, epochs=1, shuffle="part")
-    assert same(found, list(finished))
 
 
 def test_lengths_are_not_known_before_the_end(stream, held, tmp_path, conftest):

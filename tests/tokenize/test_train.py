@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.errors import SourceError
-from penstock.sources.settings import ReadSettings
+from penstock.options import ReadSettings
 from penstock.sources.slices import cut
 from penstock.tokenize.gigatoken import GigatokenEngine
 from penstock.tokenize.train import train_tokenizer

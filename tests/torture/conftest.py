@@ -28,7 +28,7 @@ if len(sys.argv) > 3:
 print("begin", flush=True)
 penstock.build(
     sys.argv[1], sys.argv[2], tokenizer="bytes", documents="lines", max_bad=2,
-    threads=int(os.environ.get("THREADS", 2)), workers=os.environ.get("WORKERS", "auto"),
+    workers=os.environ.get("WORKERS", 2),
 )
 print("end", flush=True)
 """

@@ -26,8 +26,8 @@ def dying(old, new, **places):
         os.kill(os.getpid(), signal.SIGKILL)
     rename(old, new, **places)
 os.rename = dying
-settings = dict(chat="chatml", add_tokens="auto", tokenizer="bytes", max_bad=1)
-penstock.build(sys.argv[1], sys.argv[2], threads=2, **settings)
+settings = dict(chat=penstock.Chat("chatml", "bytes", add_tokens="auto"), max_bad=1)
+penstock.build(sys.argv[1], sys.argv[2], workers=2, **settings)
 """
 
 
@@ -51,7 +51,7 @@ def test_chat_builds_killed_anywhere_go_on_to_the_same_bytes(
     monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", SLICE_BYTES)
     clean = tmp_path / "clean"
     parts = penstock.build(
-        inputs, clean, chat="chatml", add_tokens="auto", tokenizer="bytes", max_bad=1
+        inputs, clean, chat=penstock.Chat("chatml", "bytes", add_tokens="auto"), max_bad=1
     ).manifest.parts
     names = 5 * len(parts) + 4  # four arrays and a record for each part, and the rest
     chance, hits = random.Random(num_kills), 0
@@ -60,7 +60,7 @@ def test_chat_builds_killed_anywhere_go_on_to_the_same_bytes(
         at = number + 1 if num_kills > names else chance.randint(1, names)
         done = subprocess.run([sys.executable, "-c", CHILD, inputs, place, str(at)], timeout=120)
         hits += done.returncode == -signal.SIGKILL
-        settings = {"chat": "chatml", "add_tokens": "auto", "tokenizer": "bytes", "max_bad": 1}
+        settings = {"chat": penstock.Chat("chatml", "bytes", add_tokens="auto"), "max_bad": 1}
         penstock.build(inputs, place, **settings)
         assert sums(place) == sums(clean), f"killed before file {at}"
 

@@ -23,7 +23,7 @@ def mount(size, *more):
 
 def build():
     return penstock.build(
-        inputs, store, tokenizer="bytes", documents="lines", threads=2, max_bad=2
+        inputs, store, tokenizer="bytes", documents="lines", workers=2, max_bad=2
     )
 
 for size in sizes:

@@ -67,8 +67,7 @@ def test_builds_with_worker_processes_killed_at_random_times_go_on_to_the_same_b
     long_trial, figure, monkeypatch
 ):
     """tests/store/test_process_workers.py kills a build once, when all processes are at work."""
-    monkeypatch.setenv("WORKERS", "processes")
-    monkeypatch.setenv("THREADS", "6")
+    monkeypatch.setenv("WORKERS", "processes:6")
     chance = random.Random(5)
     length = min(duration(long_trial) for _ in range(2))
     hits = 0

@@ -43,7 +43,7 @@ class Faults:
         self.store = self.place / "store"
         inputs, more = folder / "files" / "in", folder / "files" / "more.txt"
         write_inputs(inputs, more)
-        options = ["--tokenizer", "bytes", "--documents", "lines", "--threads", "1"]
+        options = ["--tokenizer", "bytes", "--documents", "lines", "--workers", "1"]
         build = ["build", str(inputs), "-o", str(self.store), *options]
         self.jobs = {
             "build": build,

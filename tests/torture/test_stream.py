@@ -25,7 +25,7 @@ import json, pathlib, sys
 import penstock
 from penstock.sources.slices import cut
 cut.__kwdefaults__["slice_bytes"] = {SLICE_BYTES}
-options = {{"tokenizer": "bytes", "threads": 2, "timeout": 30}}
+options = {{"tokenizer": "bytes", "workers": 2, "timeout": 30}}
 streamed = penstock.stream(sys.argv[1], sys.argv[2], documents="lines", **options)
 import penstock.loader
 format = penstock.loader.BatchFormat(fingerprint="tokens")
@@ -152,7 +152,7 @@ def mount(size, *more):
 def run(state):
     found = []
     with penstock.stream(
-        inputs, folder + "/store", tokenizer="bytes", documents="lines", threads=2, timeout=30
+        inputs, folder + "/store", tokenizer="bytes", documents="lines", workers=2, timeout=30
     ) as streamed:
         format = BatchFormat(fingerprint="tokens")
         loader = penstock.Loader(penstock.Windows(streamed, 64), 8, epochs=2, format=format)

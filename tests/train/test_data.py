@@ -242,8 +242,7 @@ def chats(tmp_path_factory):
     return ps.build(
         texts,
         tmp_path_factory.mktemp("chats") / "store",
-        chat="chatml",
-        add_tokens="auto",
+        chat=ps.Chat("chatml", "gpt2", add_tokens="auto"),
         max_bad=20,
     )
 

@@ -21,10 +21,11 @@ from penstock.check.directory import directory_problem, nearest_existing
 from penstock.check.sample import FileSample, add_hints, read_sample, text_bytes
 from penstock.cli.units import number_of
 from penstock.errors import PenstockError
+from penstock.options import ReadSettings
 from penstock.paths import expand_user
 from penstock.sources.files import InputFile
 from penstock.sources.listing import list_files
-from penstock.sources.settings import ReadSettings, Texts
+from penstock.sources.settings import Texts
 
 if TYPE_CHECKING:
     from penstock.loader.batch_format import TargetBatch

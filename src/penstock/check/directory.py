@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.options import ReadSettings
 from penstock.sources.files import InputFile
-from penstock.sources.settings import ReadSettings
 
 if TYPE_CHECKING:
     from penstock.tokenize.tokenizer import Tokenizer

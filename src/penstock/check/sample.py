@@ -7,11 +7,11 @@ from typing import BinaryIO
 
 from penstock.cli.units import number_of
 from penstock.errors import SourceError
+from penstock.options import ReadSettings
 from penstock.sources.decompress import Expanded
 from penstock.sources.document import Reject
 from penstock.sources.files import InputFile, byte_order_mark, open_file
 from penstock.sources.read import read_slice
-from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
 from penstock.sources.splitters import splitter_for
 from penstock.sources.whole import file_rule

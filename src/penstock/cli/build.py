@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from penstock.cli import options, terminal
-from penstock.cli.options import open_at, option
+from penstock.cli.options import open_at, option, with_flags
 from penstock.cli.progress import build_bar
 from penstock.cli.units import duration_text, number_of, size_text
 from penstock.errors import StoreError
+from penstock.options import BuildOptions
 
 if TYPE_CHECKING:
     from penstock.paths import StorePath
@@ -24,17 +25,13 @@ if TYPE_CHECKING:
 _TEXT_BYTES = ("document_bytes", "separator_bytes", "skipped_bytes", "rejected_bytes")
 
 
+@with_flags(
+    BuildOptions,
+    *("tokenizer", "format", "documents", "field", "errors", "chat", "split", "max_bad", "workers"),
+)
 def build_command(
     inputs: options.Inputs,
     store: options.Output,
-    tokenizer: options.Tokenizer = "gpt2",
-    format: options.Format = "auto",
-    documents: options.Documents = "auto",
-    field: options.Field = "text",
-    errors: options.Errors = "strict",
-    chat: Annotated[
-        str | None, option("Read conversations, rendered with this chat template.", "TEMPLATE")
-    ] = None,
     chat_date: Annotated[
         str | None, option("The current date for the chat template.", "YYYY-MM-DD")
     ] = None,
@@ -44,9 +41,6 @@ def build_command(
     ] = "mask",
     add_tokens: Annotated[
         list[str] | None, option("Add a special token to the tokenizer. Repeatable.", "TOKEN")
-    ] = None,
-    split: Annotated[
-        str | None, option("Hold out documents for validation as STORE/val.", "RULE")
     ] = None,
     append: Annotated[
         bool, option("Add the inputs to a finished store.", None, "--append")
@@ -62,20 +56,9 @@ def build_command(
         Literal["text", "parse"],
         option("How to read special tokens in a document. text: as text; parse: as these tokens."),
     ] = "text",
-    max_bad: options.MaxBad = 0.001,
-    threads: Annotated[
-        int | None, option("Slices to tokenize at once. By default, one per core.", "NUMBER")
-    ] = None,
-    workers: Annotated[
-        str,
-        option(
-            "Who tokenizes: threads, processes, ray or ray://HOST:PORT. auto: processes for more "
-            "than four threads and 1 GB of text.",
-            "KIND",
-        ),
-    ] = "auto",
     as_json: options.AsJson = False,
     quiet: Annotated[bool, option("Print nothing but errors.", None, "--quiet", "-q")] = False,
+    **given: Any,
 ) -> None:
     """Tokenize raw text into a store that training reads.
 
@@ -87,18 +70,11 @@ def build_command(
     -o takes a directory, or the URL of a store in object storage: s3://, gs:// or az://. Keys are
     taken from the environment, as AWS_ACCESS_KEY_ID.
 
-    Below 1, --max-bad is a share of all records, but ten are allowed if there are at least 1,000.
-
     Files are read in the order of their names, not in that of the arguments.
 
-    --split tail:0.1 holds out the last tenth (of a single document, its last characters).
-    --split hash:0.1 holds out a tenth that is chosen by a hash of each text.
-
-    --chat takes chatml, nanochat, a .jinja file, a tokenizer_config.json or a directory with
-    one. The store then records which tokens to train on. --add-tokens auto adds the markers of
-    the chat template that the tokenizer does not have. Turns that the template changes are
-    not trained on (--rewritten mask), trained on without the omitted part (train), or make the
-    conversation a rejected one (refuse).
+    --add-tokens auto adds the markers of the chat template that the tokenizer does not have. Turns
+    that the template changes are not trained on (--rewritten mask), trained on without the omitted
+    part (train), or make the conversation a rejected one (refuse).
 
     --workers ray lets the nodes of a Ray cluster tokenize: the cluster in RAY_ADDRESS, or the one
     on this machine. The inputs and the store must have the same paths on all nodes.
@@ -113,41 +89,45 @@ def build_command(
         raise typer.BadParameter(
             "--no-eos and --eos-token contradict each other: leave one of them out."
         )
-    if chat is None and (chat_date, rewritten) != (None, "mask"):
+    template = given["chat"]
+    if template is None and (chat_date, rewritten) != (None, "mask"):
         raise typer.BadParameter("--chat-date and --rewritten need a chat template: set --chat.")
     from penstock.tokenize.tokenizer import load_tokenizer
 
     # With a template, --special-tokens is about the contents of messages; see `Chat`.
-    in_text = special_tokens if chat is None else "text"
+    in_text = special_tokens if template is None else "text"
     # The word "auto" alone is not a token: it asks for all markers of the template.
     added: Any = "auto" if add_tokens == ["auto"] else add_tokens
+    if added == "auto" and template is None:
+        raise typer.BadParameter(
+            "--add-tokens auto adds the markers of a chat template: set --chat, or name the tokens."
+        )
     with _log_warnings(shown=not quiet):
         # The tokenizer is loaded here and not inside `build`, because its engine is printed below.
-        loaded = load_tokenizer(tokenizer, special_tokens=in_text)
-        chat_settings: dict[str, Any] = {"add_tokens": added}
-        if chat is not None:
+        loaded = load_tokenizer(
+            given["tokenizer"],
+            special_tokens=in_text,
+            add_tokens=added if template is None else None,
+        )
+        if template is not None:
             from penstock.chat.chat import Chat
 
-            # The tokens are added by the chat template, which knows its own markers for "auto".
-            parses = special_tokens == "parse"
-            chat_settings |= {"date": chat_date, "rewritten": rewritten}
-            chat_settings = {"chat": Chat(chat, loaded, special_in_content=parses, **chat_settings)}
+            given["chat"] = Chat(
+                template,
+                loaded,
+                # The template adds the tokens, because it knows its own markers for "auto".
+                add_tokens=added,
+                special_in_content=special_tokens == "parse",
+                date=chat_date,
+                rewritten=rewritten,
+            )
         settings = {
+            **given,
             "tokenizer": loaded,
-            "format": format,
-            "documents": documents,
-            "field": field,
-            "errors": errors,
             "eos": eos if eos_token is None else eos_token,
             "bos": bos if bos_token is None else bos_token,
-            "special_tokens": in_text,
-            "split": split,
             "append": append,
             "overwrite": overwrite,
-            "max_bad": max_bad,
-            "threads": threads,
-            "workers": workers,
-            **chat_settings,
         }
         bar = not (quiet or as_json)
         stores, values = measured_build(inputs, store, bar=bar, **settings)

@@ -2,14 +2,15 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli import options
-from penstock.cli.options import argument, option, path_option
+from penstock.cli.options import argument, option, path_option, with_flags
 from penstock.cli.terminal import print_facts, print_json, visible, write
 from penstock.cli.units import duration_text, number_of, size_text
+from penstock.options import BuildOptions, ReadSettings
 
 if TYPE_CHECKING:
     from penstock.check.check import CheckReport
@@ -22,13 +23,9 @@ _SHOWN_CHARACTERS = 72
 _PASSED = {"Performance": "PASSED (>100K tokens/sec)"}
 
 
+@with_flags(BuildOptions, "tokenizer", "format", "documents", "field", "errors")
 def check_command(
     files: Annotated[list[str] | None, argument("The files to check.", "FILES")] = None,
-    tokenizer: options.Tokenizer = "gpt2",
-    format: options.Format = "auto",
-    documents: options.Documents = "auto",
-    field: options.Field = "text",
-    errors: options.Errors = "strict",
     length: Annotated[int, option("Tokens per row of the test loader.", "NUMBER", least=1)] = 1024,
     batch_size: Annotated[
         int, option("Rows per batch of the test loader.", "NUMBER", least=1)
@@ -38,6 +35,7 @@ def check_command(
         Path | None, path_option("Try to build a store here.", "DIRECTORY", "--output", "-o")
     ] = None,
     as_json: options.AsJson = False,
+    **given: Any,
 ) -> None:
     """Check your files before you train on them.
 
@@ -49,13 +47,13 @@ def check_command(
     penstock check train.txt val.txt
     """
     from penstock.check.check import CheckSettings, check
-    from penstock.sources.settings import ReadSettings
 
     # LocalOpenWebTextDataModule reads these two files line by line.
-    rule = "lines" if not files and documents == "auto" else documents
+    if not files and given["documents"] == "auto":
+        given["documents"] = "lines"
     trial = CheckSettings(
-        reading=ReadSettings(format=format, documents=rule, field=field, errors=errors),
-        tokenizer=tokenizer,
+        tokenizer=given.pop("tokenizer"),
+        reading=ReadSettings(**given),
         length=length,
         batch_size=batch_size,
         sample_bytes=round(sample * 1e6),

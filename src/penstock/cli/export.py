@@ -49,7 +49,7 @@ def export_command(
 
     penstock export stores/web --to megatron -o exports/web
     """
-    from penstock.convert.export import export_tokens
+    from penstock.formats.export import export_tokens
 
     files = open_files(store, TokenOptions(format, dtype, vocab_size, tokenizer, column))
     started = time.monotonic()

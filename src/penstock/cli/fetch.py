@@ -3,21 +3,23 @@
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli import options, terminal
-from penstock.cli.options import argument, option, path_option
+from penstock.cli.options import argument, option, path_option, with_flags
 from penstock.cli.progress import bar, build_bar
 from penstock.cli.units import duration_text, number_of, size_text
 from penstock.errors import StoreError
+from penstock.options import BuildOptions
 
 if TYPE_CHECKING:
     from penstock.catalog import Fetched, FetchProgress
     from penstock.store.reader import TokenStore
 
 
+@with_flags(BuildOptions, "tokenizer")
 def fetch_command(
     name: Annotated[str | None, argument("The dataset; --list shows all names.", "NAME")] = None,
     directory: Annotated[
@@ -38,9 +40,9 @@ def fetch_command(
         ),
     ] = None,
     build: Annotated[bool, option("Also build a store for each split.", None, "--build")] = False,
-    tokenizer: options.Tokenizer = "gpt2",
     listed: Annotated[bool, option("List the datasets.", None, "--list")] = False,
     as_json: options.AsJson = False,
+    **given: Any,
 ) -> None:
     """Download a public dataset.
 
@@ -70,7 +72,7 @@ def fetch_command(
     stores: dict[str, TokenStore] = {}
     if build:
         with build_bar(shown=not as_json) as (_, report_build):
-            stores = build_stores(fetched, tokenizer=tokenizer, progress=report_build)
+            stores = build_stores(fetched, tokenizer=given["tokenizer"], progress=report_build)
     if as_json:
         terminal.print_json(_to_json(fetched, stores))
     else:

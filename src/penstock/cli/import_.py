@@ -46,7 +46,7 @@ def import_command(
 
     penstock import data/web_text_document -o stores/web --tokenizer gpt2
     """
-    from penstock.convert.imports import import_tokens
+    from penstock.formats.imports import import_tokens
     from penstock.store.copy import on_this_machine
 
     started = time.monotonic()

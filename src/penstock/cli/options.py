@@ -1,12 +1,24 @@
 """Options and arguments that several commands have."""
 
+import inspect
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    cast,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
 
+from penstock.options import declared, default_of
 from penstock.paths import expand_user, store_path
-from penstock.sources.settings import Format as FileFormat
 
 if TYPE_CHECKING:
     from penstock.paths import StorePath
@@ -16,6 +28,8 @@ if TYPE_CHECKING:
 else:
     # typer takes no unions; the parser decides. Not Path: typer 0.19 would make a Path of a URL.
     Anywhere = object
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def option(
@@ -66,35 +80,47 @@ Output = Annotated[
         "--output", "-o", metavar="STORE", parser=store_path, help="The directory or URL to write."
     ),
 ]
-Tokenizer = Annotated[
-    str, option("gpt2, bytes, tiktoken:NAME, hf:NAME (on the Hub), or a tokenizer.json.", "NAME")
-]
-Format = Annotated[FileFormat, option("Format of the files. auto: from their suffix.")]
-Documents = Annotated[
-    str,
-    option(
-        "What a document is in a text file: lines, paragraphs, file or sep:SEPARATOR. auto: the "
-        "text between end tokens, if the first 64 MB have one; otherwise the whole file.",
-        "RULE",
-    ),
-]
-Field = Annotated[
-    str,
-    option(
-        "JSON field or column with the text; a.b is b in a. Of chats: PROMPT,COMPLETION.", "NAME"
-    ),
-]
-Errors = Annotated[
-    Literal["strict", "replace"],
-    option("For documents that are not UTF-8. strict: reject; replace: put U+FFFD in their place."),
-]
-MaxBad = Annotated[
-    float,
-    option(
-        "Stop if more records are rejected: below 1 a share of all records, else a number.",
-        "NUMBER",
-    ),
-]
+
+
+def with_flags(kind: type, *names: str) -> Callable[[Command], Command]:
+    """Let a command with `**options` have a flag for each of some options of a dataclass."""
+
+    def decorated(command: Command) -> Command:
+        @wraps(command)
+        def called(**values: Any) -> Any:
+            return command(**values)
+
+        signature = inspect.signature(command)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        needed = [each for each in own if each.default is each.empty]
+        rest = [each.replace(kind=each.KEYWORD_ONLY) for each in own if each not in needed]
+        hints, about = get_type_hints(kind), declared(kind)
+        flags = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=default_of(kind, name),
+                annotation=Annotated[
+                    _typed(hints[name]),
+                    option(about[name].help, about[name].metavar, least=about[name].least),
+                ],
+            )
+            for name in names
+        ]
+        parameters = [*needed, *flags, *rest]
+        called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {each.name: each.annotation for each in parameters}
+        return cast(Command, called)
+
+    return decorated
+
+
+def _typed(hint: Any) -> Any:
+    """The type of an option as typer takes it, which knows no unions."""
+    if get_origin(hint) is Literal or hint in (str, float, int):
+        return hint
+    # `Any` and unions: what a command line can say is text.
+    return str | None
 
 
 def open_at(path: Anywhere) -> "dict[str, TokenStore]":

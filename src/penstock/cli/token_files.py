@@ -12,8 +12,8 @@ from penstock.cli.progress import bar
 from penstock.cli.terminal import print_facts, print_json, visible, write
 from penstock.cli.units import duration_text, number_of
 from penstock.errors import StoreError
-from penstock.formats import names
-from penstock.formats.names import TokenOptions as TokenOptions
+from penstock.formats import options as names
+from penstock.formats.options import TokenOptions as TokenOptions
 
 if TYPE_CHECKING:
     from penstock.formats.token_files import TokenFiles
@@ -56,7 +56,7 @@ def open_files(path: object, given: TokenOptions) -> "TokenFiles | None":
     Raises:
         typer.BadParameter: it is a store, and an option for token files was given.
     """
-    from penstock.formats.detect import token_files_at
+    from penstock.formats.open import token_files_at
 
     files = token_files_at(path, **asdict(given)) if isinstance(path, Path) else None
     if files is None:
@@ -98,7 +98,7 @@ def show_files(files: "TokenFiles", *, as_json: bool) -> None:
 
 def verify_files(files: "TokenFiles", *, as_json: bool) -> None:
     """Check every id of token files, and print the result."""
-    from penstock.formats.verify import verify_tokens
+    from penstock.formats.token_files import verify_tokens
 
     started = time.monotonic()
     with bar(shown=not as_json) as draw:

@@ -2,15 +2,16 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from penstock.cli import options
-from penstock.cli.options import option, path_option
+from penstock.cli.options import option, path_option, with_flags
 from penstock.cli.progress import bar
 from penstock.cli.terminal import print_facts, print_json, shell_word, write
 from penstock.cli.units import size_text
+from penstock.options import BuildOptions, ReadSettings
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -21,6 +22,7 @@ def tokenizer() -> None:
 
 
 @app.command("train")
+@with_flags(BuildOptions, "format", "documents", "field", "errors", "max_bad")
 def train_command(
     inputs: options.Inputs,
     path: Annotated[Path, path_option("The tokenizer.json to write.", "FILE", "--output", "-o")],
@@ -40,13 +42,9 @@ def train_command(
     threads: Annotated[
         int | None, option("Threads that count words. Default: one per core.", "NUMBER")
     ] = None,
-    format: options.Format = "auto",
-    documents: options.Documents = "auto",
-    field: options.Field = "text",
-    errors: options.Errors = "strict",
-    max_bad: options.MaxBad = 0.001,
     overwrite: Annotated[bool, option("Replace the file.", None, "--overwrite")] = False,
     as_json: options.AsJson = False,
+    **given: Any,
 ) -> None:
     """Train a byte-level BPE tokenizer on your text.
 
@@ -55,7 +53,6 @@ def train_command(
 
     penstock tokenizer train corpus.txt -o tokenizer.json --vocab-size 16000
     """
-    from penstock.sources.settings import ReadSettings
     from penstock.tokenize.train import train_tokenizer
 
     with bar(shown=not as_json) as draw:
@@ -64,7 +61,8 @@ def train_command(
             shown = size_text(done) if stage == "reading" else f"{done:,} tokens"
             draw(done, total, f"{stage} {shown}")
 
-        reading = ReadSettings(format=format, documents=documents, field=field, errors=errors)
+        max_bad = given.pop("max_bad")
+        reading = ReadSettings(**given)
         trained = train_tokenizer(
             inputs,
             path,

@@ -1,4 +1,4 @@
-"""Token files of other tools, read in place.
+"""Token files of other tools: read in place, import and export.
 
 `open_tokens` recognises the files of llm.c, modded-nanogpt, Megatron-LM, datatrove, NumPy, MosaicML
 Streaming, LitData and Hugging Face datasets by their contents, and opens those of nanoGPT and OLMo
@@ -13,13 +13,8 @@ from penstock.exports import lazy_exports
 if TYPE_CHECKING:
     from penstock.formats.open import open_tokens as open_tokens
     from penstock.formats.token_files import TokenFiles as TokenFiles
-    from penstock.formats.verify import verify_tokens as verify_tokens
+    from penstock.formats.token_files import verify_tokens as verify_tokens
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
-        __name__,
-        {
-            "open": "open_tokens",
-            "token_files": "TokenFiles",
-            "verify": "verify_tokens",
-        },
+        __name__, {"open": "open_tokens", "token_files": "TokenFiles verify_tokens"}
     )

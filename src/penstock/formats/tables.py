@@ -1,7 +1,14 @@
-"""Hugging Face datasets on disk (Arrow streams), and Parquet files, with a column of ids.
+"""Columns of ids and masks in Hugging Face datasets on disk (Arrow streams) and Parquet files.
 
     dataset/state.json                 lists the Arrow files
     dataset/data-00000-of-00002.arrow  a stream of record batches
+
+    input_ids         the ids; a row is a document
+    attention_mask    0 is padding, which is removed; it must be at the ends of a row
+    labels            -100 is not trained on; any other label must be the id at the same place
+    loss_mask         0 is not trained on, 1 is; also completion_mask and assistant_masks of TRL
+
+Other columns are ignored. Tokens that are not trained on stay in the documents.
 
 The ids of an Arrow file are mapped in place: those of one record batch are one run. A file with
 masks is read completely when it is first opened, because a mask may exclude tokens. If no mask
@@ -15,94 +22,152 @@ are decoded into the cache:
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.errors import StoreError
-from penstock.formats.columns import (
-    arrow_errors,
-    has_ids,
-    kept_rows,
-    row_lists,
-    token_columns,
+from penstock.formats.arrays import check_dtype
+from penstock.formats.mapped import (
+    Array,
+    FilePart,
+    Integers,
+    MappedArray,
+    MappedBytes,
+    ScatteredArray,
+    beside,
+    checked_bounds,
+    decoded,
+    first_bytes,
+    parsing,
+    size_of,
 )
-from penstock.formats.decoded import cache_key, cached
-from penstock.formats.index_file import beside, looks_like, read_index, value
-from penstock.formats.mapped import MappedArray, MappedBytes, first_bytes
-from penstock.formats.member import Array, Integers
-from penstock.formats.scattered import ScatteredArray
-from penstock.formats.token_files import FilePart, Settings, checked_bounds
+from penstock.formats.options import TokenOptions
 from penstock.store.files import write_file
 
-Batches = Callable[[], Iterator[Any]]
+ID_COLUMNS = ("input_ids", "tokens")
+"""The names of the column of ids, if the caller names none."""
+_LOSS = ("loss_mask", "completion_mask", "assistant_masks")
+MASKS = ("attention_mask", "labels", *_LOSS)
+"""The columns that say which tokens are padding, or not trained on."""
+_NOT_TRAINED = -100
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _MAGIC = {"arrow": b"\xff\xff\xff\xff", "parquet": b"PAR1"}
 _ROWS_AT_ONCE = 1024
-_BATCH_BYTES = 64 << 20
+_BATCH_BYTES = 1 << 24
+
+Batches = Callable[[], Iterator[Any]]
+
+
+class _Kept(NamedTuple):
+    """The tokens of some rows, without padding."""
+
+    ids: Array
+    lengths: Integers
+    """The number of tokens of each row."""
+    loss: Array | None
+    """1 for each token that is trained on; None if all are."""
 
 
 def table_kind(path: Path) -> list[str]:
     """Return "arrow" or "parquet" for a file or dataset of that kind, whatever its columns are."""
     if path.is_dir():
-        return ["arrow"] if looks_like(path / "state.json", "_data_files") else []
+        state = path / "state.json"
+        return ["arrow"] if state.is_file() and b'"_data_files"' in state.read_bytes() else []
     if not path.is_file():
         return []
     return [kind for kind, magic in _MAGIC.items() if first_bytes(path, 4) == magic]
 
 
-def _schema(path: Path) -> Any:
-    """Return the schema of an Arrow or Parquet file, or of the first file of a dataset.
-
-    Raises:
-        StoreError: it is damaged.
-    """
-    import pyarrow as pa
-
-    place = _dataset_files(path)[0] if path.is_dir() else path
-    if "parquet" in table_kind(place):
-        return _parquet_file(place).schema_arrow
-    with arrow_errors(place, "an Arrow stream"), pa.OSFile(str(place)) as stream:
-        return pa.ipc.open_stream(stream).schema
-
-
 def is_table(kind: str, path: Path) -> bool:
     """Return whether a file or dataset is of a kind of tables, with a column of ids."""
-    return kind in table_kind(path) and _has_column(path, has_ids)
+    if kind not in table_kind(path):
+        return False
+    return any(each.name in ID_COLUMNS and _is_list(each.type) for each in _schema(path))
 
 
 def holds_text(path: Path) -> bool:
     """Return whether a path is of an Arrow or Parquet file, or a dataset, with a column `text`."""
-    return bool(table_kind(path)) and _has_column(path, lambda schema: "text" in schema.names)
+    return bool(table_kind(path)) and "text" in [each.name for each in _schema(path)]
 
 
-def _has_column(path: Path, matches: Callable[[Any], bool]) -> bool:
+def _schema(path: Path) -> Any:
+    """Return the schema of a file, or of the first file of a dataset; empty if it is damaged."""
+    import pyarrow as pa
+
     try:
-        return matches(_schema(path))
+        place = _dataset_files(path)[0] if path.is_dir() else path
+        size_of(place)  # raises: it does not exist
+        with parsing(place, "a table"):
+            if "parquet" in table_kind(place):
+                return _parquet_file(place).schema_arrow
+            with pa.OSFile(str(place)) as stream:
+                return pa.ipc.open_stream(stream).schema
     except (StoreError, IndexError):  # IndexError: the dataset lists no files
+        return pa.schema([])
+
+
+def _is_list(kind: Any, *, of_masks: bool = False) -> bool:
+    """Return whether a type is that of rows of integers; or of other numbers, as masks may be."""
+    import pyarrow as pa
+
+    if not isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType):
         return False
+    item, types = kind.value_type, pa.types
+    is_mask = types.is_boolean(item) or types.is_floating(item)
+    return bool(types.is_integer(item) or (of_masks and is_mask))
 
 
-def open_dataset(path: Path, given: Settings) -> list[FilePart]:
+def _token_columns(schema: Any, path: Path, given: TokenOptions) -> list[str]:
+    """Return the names of the column with the ids, and of the masks.
+
+    Raises:
+        StoreError: no column holds ids, or it is not clear which.
+    """
+    lists = [each.name for each in schema if _is_list(each.type)]
+    wanted = ID_COLUMNS if given.column is None else (given.column,)
+    found = [each for each in lists if each in wanted]
+    if len(found) != 1:
+        shown = ", ".join(f"{each.name} ({each.type})" for each in list(schema)[:8])
+        advice = (
+            f'Name the column: open_tokens(path, column="{lists[0]}"), or --column {lists[0]}.'
+            if lists
+            else "None of them holds lists of integers. Text is tokenized with penstock build."
+        )
+        raise StoreError(
+            f"{path} has no column {wanted[0]} of lists of integers, or several that could be: "
+            f"{shown}. {advice}"
+        )
+    masks = [each for each in MASKS if each in schema.names and each != found[0]]
+    for each in masks:
+        if not _is_list(schema.field(each).type, of_masks=True):
+            raise StoreError(
+                f"{path}: the column {each!r} ({schema.field(each).type}) is not a list for each "
+                "row, with a number for each token, as labels and masks are. Remove or rename it."
+            )
+    return [found[0], *masks]
+
+
+def open_dataset(path: Path, given: TokenOptions) -> list[FilePart]:
     """Return the ids and the rows of each file of a dataset, or of one Arrow file."""
     files = _dataset_files(path) if path.is_dir() else [path]
-    return [part for each in files for part in _open_arrow(each, given)]
+    return [_open_arrow(each, given) for each in files]
 
 
 def _dataset_files(path: Path) -> list[Path]:
     state = path / "state.json"
-    contents = read_index(state)
-    # Old versions of datasets stored the order of rows in a file of its own.
-    if contents.get("_indices_data_files") or contents.get("_indices_files"):
-        raise StoreError(
-            f"{state} stores the order of rows in a separate file. Save the dataset again with "
-            "a current version of datasets."
-        )
-    records = value(contents, "_data_files", list, state)
-    return [beside(state, value(each, "filename", str, state)) for each in records]
+    with parsing(state, "the state of a dataset"):
+        contents = json.loads(state.read_bytes())
+        # Old versions of datasets stored the order of rows in a file of its own.
+        if contents.get("_indices_data_files") or contents.get("_indices_files"):
+            raise StoreError(
+                f"{state} stores the order of rows in a separate file. Save the dataset again with "
+                "a current version of datasets."
+            )
+        return [beside(state, each["filename"]) for each in contents["_data_files"]]
 
 
-def _open_arrow(path: Path, given: Settings) -> list[FilePart]:
+def _open_arrow(path: Path, given: TokenOptions) -> FilePart:
     import pyarrow as pa
 
     file = MappedBytes(path)
@@ -111,149 +176,172 @@ def _open_arrow(path: Path, given: Settings) -> list[FilePart]:
         raise StoreError(f"{path} has no mark at its end, as an Arrow stream has. It is truncated.")
 
     def batches() -> Iterator[Any]:
-        buffer = pa.py_buffer(file.array())
-        with arrow_errors(path, "an Arrow stream"):
-            yield from pa.ipc.open_stream(buffer)
+        yield from pa.ipc.open_stream(pa.py_buffer(file.array()))
 
-    with arrow_errors(path, "an Arrow stream"):
-        buffer = pa.py_buffer(file.array())
-        names = token_columns(pa.ipc.open_stream(buffer).schema, path, given)
-    key = cache_key(path, "arrow", names)
-    part = None
-    if len(names) == 1 or _is_plain(key, batches, names, path):
+    with parsing(path, "an Arrow stream"):
+        names = _token_columns(pa.ipc.open_stream(pa.py_buffer(file.array())).schema, path, given)
         part = _mapped(file, batches(), names[0], path)
-    part = part or _decoded(key, batches, names, path)
-    return [part._replace(path=path, masks=tuple(names[1:]))]
+        if part is None or len(names) > 1:
+            part = _open_decoded(batches, names, path, part)
+    return part._replace(path=path, masks=tuple(names[1:]))
 
 
 def _mapped(file: MappedBytes, batches: Iterator[Any], name: str, path: Path) -> FilePart | None:
     """Return the ids of an Arrow file in place; None if its buffers are compressed."""
     base = file.array().ctypes.data
-    starts, counts, ends = [], [], [np.zeros(0, np.int64)]
+    starts, counts, lengths = [], [], [np.zeros(0, np.int64)]
     dtype: np.dtype[Any] = np.dtype(np.uint16)
-    total = 0
     for batch in batches:
-        with arrow_errors(path, "an Arrow stream"):
-            batch.validate()
-        values, offsets = row_lists(batch.column(name), name, path)
+        values, sizes = _flat(batch, name, path)
         dtype = np.dtype(values.type.to_pandas_dtype())
-        first, count = int(offsets[0]), int(offsets[-1]) - int(offsets[0])
-        ends.append(offsets[1:] - first + total)
-        if not count:
+        lengths.append(sizes)
+        if not len(values):
             continue
-        buffer = values.buffers()[1]
-        start = buffer.address - base + (values.offset + first) * dtype.itemsize
-        if not 0 <= start <= start + count * dtype.itemsize <= file.size:
+        start = values.buffers()[1].address - base + values.offset * dtype.itemsize
+        if not 0 <= start <= file.size - len(values) * dtype.itemsize:
             return None
         starts.append(start)
-        counts.append(count)
-        total += count
-    ids = ScatteredArray(
-        file, dtype.newbyteorder("<"), np.array(starts, np.int64), np.cumsum(counts, dtype=np.int64)
-    )
-    return FilePart(ids, checked_bounds(np.concatenate(ends), total, path))
+        counts.append(len(values))
+    runs = np.array(starts, np.int64), np.cumsum(counts, dtype=np.int64)
+    ids = ScatteredArray(file, dtype.newbyteorder("<"), *runs)
+    return FilePart(ids, checked_bounds(np.cumsum(np.concatenate(lengths)), len(ids), path))
 
 
-def open_parquet(path: Path, given: Settings) -> list[FilePart]:
+def open_parquet(path: Path, given: TokenOptions) -> list[FilePart]:
     """Return the ids and the rows of a Parquet file."""
-    names = token_columns(_parquet_file(path).schema_arrow, path, given)
-    key = cache_key(path, "parquet", names)
-    part = _decoded(key, lambda: _parquet_batches(path, names), names, path)
+    with parsing(path, "Parquet"):
+        names = _token_columns(_parquet_file(path).schema_arrow, path, given)
+        part = _open_decoded(lambda: _parquet_batches(path, names), names, path)
     return [part._replace(path=path, masks=tuple(names[1:]))]
 
 
 def _parquet_file(path: Path) -> Any:
     import pyarrow.parquet as pq
 
-    with arrow_errors(path, "Parquet"):
-        return pq.ParquetFile(path, page_checksum_verification=True)
+    return pq.ParquetFile(path, page_checksum_verification=True)
 
 
 def _parquet_batches(path: Path, names: list[str]) -> Iterator[Any]:
-    with arrow_errors(path, "Parquet"):
-        parquet = _parquet_file(path)
-        metadata = parquet.metadata
-        num_rows = metadata.num_rows
-        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-        # As many rows as are about 64 MiB. Encoded ids take about a quarter of their memory.
-        per_row = 4 * sum(group.total_byte_size for group in groups) // max(1, num_rows)
-        size = max(1, min(_ROWS_AT_ONCE, _BATCH_BYTES // max(1, per_row)))
-        read = 0
-        for batch in parquet.iter_batches(batch_size=size, columns=names, use_threads=False):
-            read += batch.num_rows
-            yield batch
+    parquet = _parquet_file(path)
+    num_rows, groups = parquet.metadata.num_rows, range(parquet.metadata.num_row_groups)
+    # A document may have a million ids. So a batch has about 16 MB, by the average row.
+    sizes = [parquet.metadata.row_group(each).total_byte_size for each in groups]
+    size = max(1, min(_ROWS_AT_ONCE, _BATCH_BYTES * num_rows // max(1, sum(sizes))))
+    read = 0
+    for batch in parquet.iter_batches(batch_size=size, columns=names, use_threads=False):
+        read += batch.num_rows
+        yield batch
     # Arrow stops too early in some damaged files, without an error.
     if read != num_rows:
         raise StoreError(f"{path} is damaged: it has {read:,} of {num_rows:,} rows.")
 
 
-def _is_plain(key: str, batches: Batches, names: list[str], path: Path) -> bool:
-    """Return whether no mask of a file excludes a token; it is read once, and remembered."""
+def _open_decoded(
+    batches: Batches, names: list[str], path: Path, mapped: FilePart | None = None
+) -> FilePart:
+    """Return the tokens of a file, decoded into the cache; or mapped, if no mask excludes one."""
 
-    def answer(_: Path) -> Iterator[bytes]:
-        found = kept_rows(batches(), names, path)
-        plain = all(each.loss is None and not each.is_padded for each in found)
-        yield json.dumps({"is_plain": plain}).encode()
+    def write(target: Path) -> dict[str, Any]:
+        lengths: list[Integers] = [np.zeros(0, np.int64)]
+        dtype, has_loss = "<u2", False
+        if mapped is not None:
+            kept = _kept_rows(batches(), names, path)
+            total = sum(len(each.ids) for each in kept if each.loss is None)
+            if total == len(mapped.ids.array()):  # nothing was removed, nor excluded
+                return {"is_plain": True}
 
-    known = cached(f"{key}.masks", answer, lambda known: looks_like(known, "is_plain"))
-    return value(read_index(known), "is_plain", bool, known)
+        def ids() -> Iterator[Array]:
+            nonlocal dtype, has_loss
+            for kept in _kept_rows(batches(), names, path):
+                lengths.append(kept.lengths)
+                dtype = kept.ids.dtype.newbyteorder("<").str
+                has_loss = has_loss or kept.loss is not None
+                yield np.ascontiguousarray(kept.ids, dtype)
 
+        def loss() -> Iterator[Array]:
+            for kept in _kept_rows(batches(), names, path):
+                yield np.ones(len(kept.ids), np.uint8) if kept.loss is None else kept.loss
 
-def _decoded(key: str, batches: Batches, names: list[str], path: Path) -> FilePart:
-    """Return the tokens of a file, decoded into the cache."""
-    done = cached(
-        f"{key}.json", lambda folder: _decode(folder / key, batches, names, path), _is_whole
-    )
-    return _open_decoded(done)
+        write_file(target.with_suffix(".ids"), ids())
+        bounds = np.cumsum(np.concatenate(lengths)).astype("<u8")
+        write_file(target.with_suffix(".bounds"), [bounds])
+        # A second reading: masks of all tokens might not fit into memory.
+        if has_loss:
+            write_file(target.with_suffix(".loss"), loss())
+        return {"is_plain": False, "dtype": dtype, "has_loss": has_loss}
 
-
-def _is_whole(done: Path) -> bool:
-    """Return whether no file of a decoded copy was deleted or truncated."""
-    try:
-        _open_decoded(done)
-    except StoreError:
-        return False
-    return True
-
-
-def _open_decoded(done: Path) -> FilePart:
-    """Return the tokens of a decoded copy.
-
-    Raises:
-        StoreError: a file of it is missing, or not whole.
-    """
-    record = read_index(done)
-    dtype = np.dtype(value(record, "dtype", str, done))
-    ids = MappedArray(done.with_suffix(".ids"), dtype)
-    bounds = MappedArray(done.with_suffix(".bounds"), np.dtype("<u8")).array()
-    loss = None
-    if value(record, "has_loss", bool, done):
-        loss = MappedArray(done.with_suffix(".loss"), np.dtype("u1"))
-        if len(loss.array()) != len(ids.array()):
-            raise StoreError(f"{done.with_suffix('.loss')} is damaged.")
-    return FilePart(ids, checked_bounds(bounds.copy(), len(ids.array()), done), loss)
+    target, record = decoded(path, names, write)
+    if record["is_plain"] and mapped is not None:
+        return mapped
+    ids = MappedArray(target.with_suffix(".ids"), np.dtype(record["dtype"]))
+    bounds = MappedArray(target.with_suffix(".bounds"), np.dtype("<u8")).array()
+    loss = MappedArray(target.with_suffix(".loss"), np.dtype("u1")) if record["has_loss"] else None
+    return FilePart(ids, checked_bounds(bounds, len(ids), path), loss)
 
 
-def _decode(target: Path, batches: Batches, names: list[str], path: Path) -> Iterator[bytes]:
-    """Write the ids, the ends of documents and the loss mask; yield the contents of `KEY.json`."""
-    lengths: list[Integers] = [np.zeros(0, np.int64)]
-    dtype, has_loss = "<u2", False
+def _flat(batch: Any, name: str, path: Path) -> tuple[Any, Integers]:
+    """Return the values of all rows of a column, and the number of values of each row."""
+    column = batch.column(name)
+    column.validate(full=True)  # the offsets are inside the values
+    values = column.flatten()
+    if column.null_count or values.null_count:
+        raise StoreError(f"{path}: the column {name!r} has a null. Remove such rows first.")
+    return values, column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
 
-    def ids() -> Iterator[Array]:
-        nonlocal dtype, has_loss
-        for kept in kept_rows(batches(), names, path):
-            lengths.append(kept.lengths)
-            dtype = kept.ids.dtype.newbyteorder("<").str
-            has_loss = has_loss or kept.loss is not None
-            yield np.ascontiguousarray(kept.ids, dtype)
 
-    def loss() -> Iterator[Array]:
-        for kept in kept_rows(batches(), names, path):
-            yield np.ones(len(kept.ids), np.uint8) if kept.loss is None else kept.loss
+def _kept_rows(batches: Iterator[Any], names: list[str], path: Path) -> Iterator[_Kept]:
+    """Yield the tokens of each record batch of a file, by the rules at the top of this module."""
+    first = 0
+    for batch in batches:
+        yield _kept_tokens(batch, names, path, first)
+        first += batch.num_rows
 
-    write_file(target.with_suffix(".ids"), ids())
-    write_file(target.with_suffix(".bounds"), [np.cumsum(np.concatenate(lengths)).astype("<u8")])
-    # A second reading: masks of all tokens might not fit into memory.
-    if has_loss:
-        write_file(target.with_suffix(".loss"), loss())
-    yield json.dumps({"dtype": dtype, "has_loss": has_loss}).encode()
+
+def _kept_tokens(batch: Any, names: list[str], path: Path, first: int) -> _Kept:
+    """Return the tokens of a record batch; `first` is the number of its first row in the file."""
+    values, lengths = _flat(batch, names[0], path)
+    ids = values.to_numpy(zero_copy_only=False)
+    check_dtype(ids.dtype, path)
+    if len(names) == 1:
+        return _Kept(ids, lengths, None)
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    keep, loss = np.ones(len(ids), bool), np.ones(len(ids), bool)
+    for name in names[1:]:
+        values, counts = _flat(batch, name, path)
+        mask = values.to_numpy(zero_copy_only=False)
+        if not np.array_equal(counts, lengths):
+            row = int(np.flatnonzero(counts != lengths)[0])
+            raise StoreError(
+                f"{path}: row {first + row:,} has {int(lengths[row]):,} ids, but "
+                f"{int(counts[row]):,} values in {name!r}."
+            )
+        is_wrong, rule = (mask != 0) & (mask != 1), "It must be 0 or 1."
+        if name == "labels":
+            # `attention_mask` is before it in the list of masks: labels of padding are ignored.
+            is_wrong = (mask != _NOT_TRAINED) & (mask != ids) & keep
+            rule = (
+                "A model is trained on the next id, so a label must be the id at the same place, "
+                "or -100. Labels of another task cannot be read, and labels that were shifted "
+                "already must be shifted back."
+            )
+        if is_wrong.any():
+            at = int(np.flatnonzero(is_wrong)[0])
+            raise StoreError(
+                f"{path}: row {first + int(rows[at]):,} has the value {mask[at]} in the column "
+                f"{name!r}, at the id {ids[at]}. {rule}"
+            )
+        if name == "attention_mask":
+            keep &= mask == 1
+        else:
+            loss &= mask != (_NOT_TRAINED if name == "labels" else 0)
+    kept = np.flatnonzero(keep)
+    is_gap = (np.diff(kept) > 1) & (rows[kept[1:]] == rows[kept[:-1]])
+    if is_gap.any():
+        row = first + int(rows[kept[:-1][is_gap][0]])
+        raise StoreError(
+            f"{path}: the attention mask of row {row:,} is 0 between tokens. Only padding at the "
+            "ends of a row can be removed."
+        )
+    is_trained = loss[keep]
+    lengths = np.bincount(rows[kept], minlength=len(lengths))
+    return _Kept(ids[keep], lengths, None if is_trained.all() else is_trained.view(np.uint8))

@@ -1,46 +1,135 @@
-"""`TokenFiles`: token files of another tool, open for reading."""
+"""`TokenFiles`: token files of another tool, open for reading; and what a stream needs of them.
+
+A member of a stream has parts. A part is an array of ids, with the offsets at which its documents
+end and a loss mask where the member records them. `TokenStore`, `ArrayFile` and `TokenFiles` are
+members.
+"""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from penstock.digest import digest_json
-from penstock.errors import StoreError
-from penstock.formats.mapped import HeldArray, MappedArray
-from penstock.formats.member import Array, Ids, Integers, LocalTokens
-from penstock.formats.sample import check_dtype, check_sampled, spread_blocks
-from penstock.formats.scattered import ScatteredArray
+from penstock.errors import MissingTokenizerError, StoreError
+from penstock.formats.arrays import all_blocks, check_dtype, check_ids
+from penstock.formats.mapped import Array, FilePart, Ids, Integers, spread_blocks
 
 if TYPE_CHECKING:
     from penstock.tokenize.tokenizer import Tokenizer
 
 
-class FilePart(NamedTuple):
-    """The tokens of one file."""
+class Member(Protocol):
+    """Tokens in parts, as `penstock.rows.tokens.Stream` reads them."""
 
-    ids: MappedArray | HeldArray | ScatteredArray
-    bounds: Array | None = None
-    """The offsets at which documents end, `<u8`; None if the format does not record them."""
-    loss: MappedArray | None = None
-    """1 for each token that is trained on, uint8; None if all are."""
-    check: Callable[[], None] | None = None
-    """Compares what `verify_tokens` must, and takes too long when the file is opened."""
-    path: Path | None = None
-    """The file, if it may have masks."""
-    masks: tuple[str, ...] = ()
-    """The names of its masks, also of those that exclude nothing."""
+    @property
+    def path(self) -> object:
+        """The path, for messages."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the ids."""
+
+    @property
+    def digest(self) -> str:
+        """A digest of the contents."""
+
+    @property
+    def sealed(self) -> bool:
+        """Whether these are all parts; False for a snapshot of a store that is being written."""
+
+    @property
+    def fetches_parts(self) -> bool:
+        """Whether files are downloaded when they are first used."""
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether the ends of documents are recorded."""
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether a part has a loss mask."""
+
+    @property
+    def tokenizer_record(self) -> Mapping[str, Any] | None:
+        """The name, digest and canary of the tokenizer, if it is known."""
+
+    def load_tokenizer(self, tokenizer: object = None) -> "Tokenizer":
+        """Return the tokenizer, which is `tokenizer` if it is not known."""
+
+    @property
+    def part_tokens(self) -> Integers:
+        """The number of ids of each part."""
+
+    def part_ids(self, part: int) -> Ids:
+        """Return the ids of one part, mapped into memory."""
+
+    def part_bounds(self, part: int) -> Array:
+        """Return the offsets, within one part, at which its documents end."""
+
+    def part_continues(self, part: int) -> bool:
+        """Return whether the last document of one part continues in the next part."""
+
+    def part_loss(self, part: int) -> Array | None:
+        """Return the loss mask of one part, 1 where a token is trained on; None if all are."""
+
+    def want(self, parts: Sequence[int], kinds: Sequence[str]) -> int:
+        """Begin to download files of some parts that are not here; return how many bytes."""
 
 
-class Settings(NamedTuple):
-    """The arguments of `open_tokens` that say how files are read."""
+class LocalTokens:
+    """The answers that are the same for all token files on this machine; a base of members."""
 
-    dtype: str | None = None
-    vocab_size: int | None = None
-    column: str | None = None
+    path: object
+    sealed = True
+    fetches_parts = False
+    has_documents = False
+    has_loss = False
+    tokenizer: "Tokenizer | None" = None
+    """The tokenizer, if it was given."""
+
+    @property
+    def tokenizer_record(self) -> Mapping[str, Any] | None:
+        """The name, digest and canary of the tokenizer, if it was given."""
+        known = self.tokenizer
+        if known is None:
+            return None
+        return {"name": known.name, "digest": known.digest, "canary": known.canary}
+
+    def load_tokenizer(self, tokenizer: object = None) -> "Tokenizer":
+        """Return the tokenizer with which the files were opened, or else `tokenizer`, loaded.
+
+        Raises:
+            MissingTokenizerError: neither was given.
+        """
+        if self.tokenizer is not None:
+            return self.tokenizer
+        if tokenizer is None:
+            raise MissingTokenizerError(
+                f"{self.path} does not record its tokenizer. Give it: tokenizer= of open_tokens, "
+                "--tokenizer on the command line, or data.tokens.tokenizer in a recipe."
+            )
+        from penstock.tokenize.tokenizer import load_tokenizer
+
+        return load_tokenizer(tokenizer)
+
+    def part_bounds(self, part: int) -> Array:
+        """Return the offsets, within one part, at which its documents end."""
+        raise StoreError(f"{self.path} does not record where documents end; a store does.")
+
+    def part_continues(self, part: int) -> bool:
+        """Return False: documents of token files are in one file each."""
+        return False
+
+    def part_loss(self, part: int) -> Array | None:
+        """Return the loss mask of one part; None if all tokens are trained on."""
+        return None
+
+    def want(self, parts: Sequence[int], kinds: Sequence[str]) -> int:
+        """Return 0: no file has to be downloaded."""
+        return 0
 
 
 class TokenFiles(LocalTokens):
@@ -72,16 +161,12 @@ class TokenFiles(LocalTokens):
         for number, part in enumerate(self._parts):  # one at a time: each keeps a file open
             array = part.ids.array()
             check_dtype(array.dtype, self.part_name(number))
-            check_sampled(array, self.part_name(number), vocab_size)
+            for block in spread_blocks(array):
+                check_ids(block, self.part_name(number), vocab_size)
             dtypes.add(array.dtype)
             sizes.append(len(array))
         self.dtype: np.dtype[Any] = np.result_type(*dtypes)
-        if self.dtype.kind not in "iu":  # int64 and uint64 have no common integer dtype
-            names = " and ".join(sorted(each.name for each in dtypes))
-            raise StoreError(
-                f"{path} has {names} files, which have no common dtype of integers. Write all "
-                "files with one of them."
-            )
+        check_dtype(self.dtype, path)  # int64 and uint64 have no common dtype of integers
         self.is_uniform = dtypes == {self.dtype}
         """Whether the ids of all files have this dtype, in this byte order."""
         self._part_tokens = np.array(sizes, np.int64)
@@ -196,27 +281,38 @@ def _sha256(array: Array) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
-def checked_bounds(bounds: Array, num_tokens: int, path: object) -> Array:
-    """Return ends of documents as `<u8`, after a check that they ascend and cover all tokens.
+def verify_tokens(files: TokenFiles, report: Callable[[int, int], None] | None = None) -> int:
+    """Read all ids, and return how many were compared with the vocabulary size.
+
+    Without a vocabulary size, only negative ids are found. Token files have no checksums, so a
+    changed id that is in the vocabulary is not found.
+
+    Args:
+        files: The files that `open_tokens` opened.
+        report: Called with the number of files that are done, and of all files.
 
     Raises:
-        StoreError: an end is before the one before it, or after the last token.
+        StoreError: an id is negative or not below the vocabulary size, or a mask is not 0 or 1.
     """
-    if not len(bounds):
-        if num_tokens:
-            raise StoreError(f"{path} lists no documents, but there are {num_tokens:,} tokens.")
-        return np.zeros(0, "<u8")
-    # Compared, and not subtracted: a difference of unsigned numbers wraps around.
-    falls = np.flatnonzero(bounds[1:] < bounds[:-1])
-    if int(bounds[0]) < 0 or len(falls):
-        number = int(falls[0]) + 1 if len(falls) else 0
-        raise StoreError(
-            f"{path}: document {number:,} ends at token {int(bounds[number]):,}, before it begins. "
-            "The file is damaged."
-        )
-    if int(bounds[-1]) != num_tokens:
-        raise StoreError(
-            f"{path}: the last document ends at token {int(bounds[-1]):,}, but there are "
-            f"{num_tokens:,} tokens. A file is truncated, or the two do not belong together."
-        )
-    return bounds.astype("<u8", copy=False)
+    num_parts = len(files.part_tokens)
+    for part in range(num_parts):
+        check_all(files.part_ids(part), files.part_name(part), files.vocab_size)
+        files.check_part(part)
+        mask = files.part_loss(part)
+        for block in () if mask is None else all_blocks(mask):
+            check_mask(block, files.path)
+        if report is not None:
+            report(part + 1, num_parts)
+    return files.num_tokens
+
+
+def check_all(ids: Ids, path: object, vocab_size: int | None) -> None:
+    """Raise StoreError if one of all ids is negative, or not below the vocabulary size."""
+    for block in all_blocks(ids):
+        check_ids(block, path, vocab_size)
+
+
+def check_mask(mask: Array, path: object) -> None:
+    """Raise StoreError if a value of a loss mask is not 0 or 1."""
+    if len(mask) and int(mask.max()) > 1:
+        raise StoreError(f"{path} has a loss mask of {int(mask.max())}, not 0 or 1.")

@@ -6,9 +6,9 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.formats.member import Array, Integers, Member
-from penstock.formats.sample import all_blocks
-from penstock.formats.token_files import TokenFiles
+from penstock.formats.arrays import all_blocks
+from penstock.formats.mapped import Array, Integers
+from penstock.formats.token_files import Member, TokenFiles
 from penstock.order.plan import Plan
 from penstock.rows.tokens import ArrayFile
 from penstock.store.reader import TokenStore

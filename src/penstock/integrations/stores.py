@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from penstock.digest import digest_json
 from penstock.errors import SourceError, StoreBusyError, StoreError
 from penstock.integrations.hf_datasets import export_texts, is_dataset
+from penstock.options import ReadSettings
 from penstock.paths import expand_user
 from penstock.sources.files import InputFile
 from penstock.sources.listing import list_files
-from penstock.sources.settings import ReadSettings, Texts
+from penstock.sources.settings import Texts
 from penstock.store.build import build
 from penstock.store.files import cache_directory, digest_file, write_file
 from penstock.store.lock import locked

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.formats.member import LocalTokens
+from penstock.formats.token_files import LocalTokens
 from penstock.loader.run import AnyPlan
 from penstock.order.steps import PADDING
 from penstock.rows.origins import RowOrigin

@@ -297,8 +297,8 @@ def _readable(plan: AnyPlan) -> list[Rows]:
             raise PlanError(
                 f"The tokenizers of these sources differ by added tokens ({shown}), so they cannot "
                 "share a batch. Build all of them with the same tokens, in the same order: "
-                f"add_tokens={json.dumps(every, ensure_ascii=False)} (--add-tokens) of "
-                "penstock.build."
+                f"add_tokens={json.dumps(every, ensure_ascii=False)} of penstock.load_tokenizer "
+                "(--add-tokens of penstock build)."
             )
         shown = ", ".join(f'"{name}" {digest[:8]}' for digest, name in list(names.items())[:5])
         raise PlanError(

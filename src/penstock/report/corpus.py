@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import MissingTokenizerError
-from penstock.formats.member import Member
+from penstock.formats.token_files import Member
 from penstock.inspect.members import documents_of_parts
 from penstock.store.reader import TokenStore
 from penstock.store.summary import Lengths, lengths_of

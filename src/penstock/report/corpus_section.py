@@ -8,7 +8,7 @@ from pathlib import Path
 from penstock.cli.terminal import visible
 from penstock.cli.units import number_of, size_text
 from penstock.errors import StoreError
-from penstock.formats.member import Member
+from penstock.formats.token_files import Member
 from penstock.inspect.members import documents_of_parts
 from penstock.report.corpus import (
     MOST_HASHED,

@@ -7,9 +7,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PlanError
-from penstock.formats.detect import token_files_at
-from penstock.formats.member import Member
-from penstock.formats.token_files import TokenFiles
+from penstock.formats.open import token_files_at
+from penstock.formats.token_files import Member, TokenFiles
 from penstock.paths import StoreUrl, store_path
 from penstock.store.reader import TokenStore
 from penstock.store.sides import open_stores, stores_at

@@ -10,12 +10,10 @@ import numpy as np
 
 from penstock.digest import digest_bytes, digest_json
 from penstock.errors import StoreError
-from penstock.formats.mapped import MappedArray, size_of
-from penstock.formats.member import Integers, LocalTokens
-from penstock.formats.npy import map_npy
+from penstock.formats.arrays import RAW_DTYPES, check_ids, check_raw, map_npy
+from penstock.formats.mapped import Integers, MappedArray, size_of, spread_blocks
 from penstock.formats.open import recognised, refuse_member
-from penstock.formats.raw import RAW_DTYPES, check_raw
-from penstock.formats.sample import check_sampled
+from penstock.formats.token_files import LocalTokens
 from penstock.paths import expand_user
 from penstock.rows.protocol import Array
 
@@ -38,7 +36,8 @@ class ArrayFile(LocalTokens):
         size_of(self.path)  # raises if there is no such file
         is_npy = self.path.suffix == ".npy"
         self._ids = map_npy(self.path) if is_npy else _open_raw(self.path, dtype)
-        check_sampled(self._ids.array(), self.path)
+        for block in spread_blocks(self._ids.array()):
+            check_ids(block, self.path, None)
         self.dtype: np.dtype[Any] = self._ids.array().dtype.newbyteorder("=")
 
     def __repr__(self) -> str:

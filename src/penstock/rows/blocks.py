@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.formats.member import Ids
+from penstock.formats.mapped import Ids
 from penstock.ranges import distinct, group_rows, ranges
 from penstock.rows.protocol import Integers
 from penstock.store.blocks import BLOCK_BYTES

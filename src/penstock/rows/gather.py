@@ -12,8 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from penstock.formats.member import Ids
-from penstock.formats.scattered import ScatteredArray
+from penstock.formats.mapped import Ids, ScatteredArray
 from penstock.ranges import Indices
 from penstock.rows.protocol import Array, Integers
 from penstock.rows.tokens import Stream
@@ -91,7 +90,6 @@ def _rows_of(piece: Ids, starts: Integers, width: int) -> Array:
     """Return rows of one piece that is not aligned, has another dtype, or is stored in runs."""
     if isinstance(piece, ScatteredArray):
         return piece.rows(starts, width)
-    assert isinstance(piece, np.ndarray)  # there are no other pieces
     # NumPy would copy the whole of an array that is not aligned before it takes rows of it. The
     # bytes of an array are aligned.
     size, data = piece.itemsize, piece.view(np.uint8)

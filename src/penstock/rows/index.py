@@ -30,7 +30,7 @@ import numpy as np
 
 from penstock.digest import digest_json
 from penstock.errors import PlanError, StoreError
-from penstock.formats.member import Member
+from penstock.formats.token_files import Member
 from penstock.rows.packing import PACKING_FORMAT, WORD, RowIndex, joined, offsets_of, sizes_of
 from penstock.rows.protocol import Array, Integers
 from penstock.store.files import (

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PlanError
-from penstock.formats.member import Ids
+from penstock.formats.mapped import Ids
 from penstock.ranges import checked_rows, group_rows
 from penstock.rows.index import index_of
 from penstock.rows.packing import EMPTY, LONGEST, RowIndex, joined

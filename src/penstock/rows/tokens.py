@@ -17,10 +17,9 @@ import numpy as np
 
 from penstock.digest import digest_json
 from penstock.errors import StoreError, UnknownLengthError
-from penstock.formats.detect import token_files_at
-from penstock.formats.member import Ids, Member
-from penstock.formats.sets import is_pattern
-from penstock.formats.token_files import TokenFiles
+from penstock.formats.mapped import Ids
+from penstock.formats.open import is_pattern, token_files_at
+from penstock.formats.token_files import Member, TokenFiles
 from penstock.paths import expand_user, is_remote
 from penstock.ranges import Indices, group_rows, ranges
 from penstock.rows.array_file import ArrayFile as ArrayFile
@@ -86,11 +85,6 @@ class Stream:
     def num_tokens(self) -> int:
         """Ids in all pieces."""
         return int(self.ends[-1]) if len(self.ends) else 0
-
-    @property
-    def known_tokens(self) -> int:
-        """Ids in all pieces, plus the ids that the next part of the store is known to have."""
-        return self.num_tokens + sum(member.num_coming for member in self.members)
 
     @property
     def digest(self) -> str:

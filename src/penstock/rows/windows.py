@@ -159,7 +159,7 @@ class Windows(StreamRows):
             # Rows that begin before each part's end: a division that rounds up.
             upto = -(-self.stream.ends // stride)
             # The last row that begins in a part must not be the padded or dropped tail.
-            final = (upto - 1) * stride + length + 1 <= self.stream.known_tokens
+            final = (upto - 1) * stride + length + 1 <= num_tokens
             self.part_rows = np.diff(upto[: int(final.sum())], prepend=0)
             return
         # `seen` is the last target of the last full row. The tokens after it are in no full row.

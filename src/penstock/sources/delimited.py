@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.errors import SourceError
+from penstock.options import ReadSettings
 from penstock.sources.document import Batch, binary_array
 from penstock.sources.files import BOM, InputFile, byte_order_mark
-from penstock.sources.settings import ReadSettings
 from penstock.sources.splitters import Spans, Splitter, without_blank
 from penstock.sources.validate import Reason, validate
 

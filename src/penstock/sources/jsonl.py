@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.json as pj
 from numpy.typing import NDArray
 
+from penstock.options import ReadSettings
 from penstock.sources.document import (
     ArrowArray,
     Batch,
@@ -31,7 +32,7 @@ from penstock.sources.document import (
 )
 from penstock.sources.json_errors import is_too_deep, portable_error
 from penstock.sources.long_lines import without_long_strings
-from penstock.sources.settings import BLOCK_BYTES, ReadSettings
+from penstock.sources.settings import BLOCK_BYTES
 from penstock.sources.splitters import Spans, find_bytes
 from penstock.sources.validate import Reason, validate
 

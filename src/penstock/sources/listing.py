@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import MissingInputError, SourceError
+from penstock.options import ReadSettings
 from penstock.paths import expand_user, nearby_names, redacted
 from penstock.sources.decompress import Expanded
 from penstock.sources.files import BOM, InputFile, file_state, open_file
 from penstock.sources.remote import file_system, without_secrets
-from penstock.sources.settings import ReadSettings, Texts
+from penstock.sources.settings import Texts
 from penstock.sources.walk import Skipped, file_mode, find_files, matching, refuse_unlisted
 
 _log = logging.getLogger("penstock")

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from penstock.errors import SourceError
+from penstock.options import ReadSettings
 from penstock.sources.decompress import Expanded
 from penstock.sources.files import BOM, InputFile
-from penstock.sources.settings import ReadSettings
 
 _log = logging.getLogger("penstock")
 _FILES = 8

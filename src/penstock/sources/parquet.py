@@ -14,9 +14,10 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import SourceError
+from penstock.options import ReadSettings
 from penstock.sources.document import ArrowArray, compute
 from penstock.sources.files import InputFile, open_file
-from penstock.sources.settings import BLOCK_BYTES, ReadSettings
+from penstock.sources.settings import BLOCK_BYTES
 
 _MOST_ROWS = 1_024
 _PLAIN = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())

@@ -14,6 +14,7 @@ from typing import BinaryIO
 import numpy as np
 
 from penstock.errors import SourceError
+from penstock.options import ReadSettings
 from penstock.sources import document
 from penstock.sources.arrays import as_lines
 from penstock.sources.delimited import read_fields
@@ -27,7 +28,7 @@ from penstock.sources.files import (
     refuse_changed,
 )
 from penstock.sources.jsonl import read_lines
-from penstock.sources.settings import BLOCK_BYTES, ReadSettings
+from penstock.sources.settings import BLOCK_BYTES
 from penstock.sources.slices import InputSpan, Slice, damaged, record_splitter
 from penstock.sources.splitters import Spans, Splitter
 from penstock.sources.tables import read_rows

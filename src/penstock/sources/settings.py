@@ -1,17 +1,11 @@
-"""The settings that decide what a document is, and `Texts`, the class for inputs in memory."""
+"""`Texts`, the class for inputs in memory, and the sizes in which inputs are read."""
 
 import hashlib
-import os
-import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from difflib import get_close_matches
-from typing import Any, Literal, get_args
 
 from penstock.errors import SourceError
-
-Format = Literal["auto", "text", "jsonl", "json", "csv", "tsv", "parquet", "arrow"]
-_NAMED = ("auto", "lines", "paragraphs", "file")
+from penstock.options import Format as Format
+from penstock.options import ReadSettings as ReadSettings
 
 # About 64 MB of text become one part. A part is small enough to be made again after a kill (0.2 s
 # on two cores), and large enough for its fsyncs to take less than 1 % of the time.
@@ -23,76 +17,6 @@ RULE_BYTES = 64_000_000
 # Text goes to the tokenizer in blocks that fit into the L2 and L3 caches. Measured on two cores:
 # 400 MB/s with 4 MiB, 275 with 16 MiB, 329 with 1 MiB.
 BLOCK_BYTES = 4 << 20
-
-
-def num_cores() -> int:
-    """How many cores this process may use: in a container, fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadSettings:
-    """What a document is, and what happens to input that is not a valid document."""
-
-    format: Format = "auto"
-    """The format of the files; "auto" decides by the suffix of each name. A .json file is "json",
-    an array of records, if it begins with `[`, and JSON Lines otherwise."""
-    documents: str = "auto"
-    """What a document is in text files: "auto" (see `separators`), "lines", "paragraphs" (split at
-    blank lines), "file" (one document per file), or a separator, as "sep:SEPARATOR". "sep:" may
-    be left out if the separator contains a character that is not a letter or digit."""
-    separators: tuple[str, ...] = ("<|endoftext|>",)
-    """Separators that "auto" looks for in the first 64 MB of a file. The first one that is found
-    separates the documents of the file; a file without any is one document."""
-    field: str = "text"
-    """The JSON field or table column that holds the text; `a.b` is the field `b` inside `a`."""
-    errors: Literal["strict", "replace"] = "strict"
-    """What happens to invalid UTF-8: "strict" rejects the document, "replace" replaces the
-    invalid bytes by U+FFFD."""
-
-    def __post_init__(self) -> None:
-        if self.format not in get_args(Format):
-            known = ", ".join(f'"{each}"' for each in get_args(Format))
-            raise SourceError(f"format={self.format!r} is not known. Choose one of {known}.")
-        if self.errors not in ("strict", "replace"):
-            raise SourceError(f'errors={self.errors!r} is not "strict" or "replace".')
-        if self.documents in ("", "sep:"):
-            raise SourceError(
-                f'documents="{self.documents}" separates nothing. Use "auto", "lines", '
-                '"paragraphs", "file" or a separator.'
-            )
-        # "sep:---" and "---" mean the same, and both are recorded as "---". "sep:lines" stays as it
-        # is, because "lines" means something else, and so does "sep:word".
-        plain = self.documents.removeprefix("sep:")
-        if plain not in _NAMED and not plain.startswith("sep:") and not plain.isalnum():
-            object.__setattr__(self, "documents", plain)
-        # A word without "sep:" is a name that was mistyped, far more often than a separator.
-        if self.documents not in _NAMED and self.documents.isalnum():
-            close = get_close_matches(self.documents.lower(), _NAMED, n=1)
-            known = ", ".join(f'"{each}"' for each in _NAMED)
-            raise SourceError(
-                f"documents={self.documents!r} is not a rule"
-                + (f"; did you mean {close[0]}? " if close else ". ")
-                + f"The rules are {known}. A separator of letters and digits is written as "
-                f'"sep:{self.documents}".'
-            )
-        if not isinstance(self.field, str):
-            raise SourceError(
-                f"field={self.field!r} is not the name of one field. To make one text of several "
-                "fields, build from penstock.Texts with the joined texts."
-            )
-        if not self.field or not all(self.field.split(".")):
-            raise SourceError(f"field={self.field!r} contains an empty name.")
-
-    def describe(self) -> dict[str, Any]:
-        """These settings as plain JSON, for the manifest."""
-        described = asdict(self)
-        separators = described.pop("separators")
-        # Recorded without "sep:" as long as that is clear: stores of earlier versions are found.
-        plain = self.documents.removeprefix("sep:")
-        if plain not in _NAMED and not plain.startswith("sep:"):
-            described["documents"] = plain
-        return described | ({"separators": list(separators)} if self.documents == "auto" else {})
 
 
 class Texts:
@@ -161,12 +85,3 @@ class Texts:
             total.update(b"%d:" % len(text))
             total.update(text)
         return total.hexdigest()
-
-
-def separator_in(documents: str) -> str | None:
-    """The separator that `documents` names, or None.
-
-    >>> separator_in("lines"), separator_in("sep:lines"), separator_in("---")
-    (None, 'lines', '---')
-    """
-    return None if documents in _NAMED else documents.removeprefix("sep:")

@@ -23,12 +23,13 @@ from functools import partial
 from typing import BinaryIO
 
 from penstock.errors import SourceError
+from penstock.options import ReadSettings
 from penstock.sources import whole
 from penstock.sources.arrays import Elements
 from penstock.sources.decompress import Expanded
 from penstock.sources.delimited import DELIMITERS, MAX_HEADER, Column, Records, find_column
 from penstock.sources.files import InputFile, byte_order_mark, open_file, read_fully
-from penstock.sources.settings import RULE_BYTES, SLICE_BYTES, ReadSettings
+from penstock.sources.settings import RULE_BYTES, SLICE_BYTES
 from penstock.sources.splitters import Splitter, splitter_for
 from penstock.sources.tables import table_spans, text_spans
 from penstock.sources.whole import IsCutSafe

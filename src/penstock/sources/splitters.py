@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.sources.settings import separator_in
+from penstock.options import separator_in
 
 _BLANK = np.zeros(256, bool)
 _BLANK[list(b" \t\r\n")] = True

@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from penstock.errors import SourceError
+from penstock.options import ReadSettings
 from penstock.sources.document import ArrowArray, Batch, binary_array, byte_lengths, null_rows
 from penstock.sources.files import InputFile, open_file
 from penstock.sources.parquet import (
@@ -25,7 +26,7 @@ from penstock.sources.parquet import (
     refuse_no_text,
     text_column,
 )
-from penstock.sources.settings import BLOCK_BYTES, ReadSettings, Texts
+from penstock.sources.settings import BLOCK_BYTES, Texts
 from penstock.sources.validate import validate
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from penstock.options import ReadSettings
 from penstock.sources import document
 from penstock.sources.document import ArrowArray, Batch, Reject, Tally
-from penstock.sources.settings import ReadSettings
 from penstock.sources.splitters import blank
 
 Reason = tuple[str, str]

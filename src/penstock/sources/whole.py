@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import SourceError
+from penstock.options import ReadSettings
 from penstock.sources.decompress import Expanded
 from penstock.sources.document import (
     Batch,
@@ -30,7 +31,7 @@ from penstock.sources.document import (
     text_offsets,
 )
 from penstock.sources.files import InputFile, open_file, read_fully
-from penstock.sources.settings import BLOCK_BYTES, RULE_BYTES, ReadSettings
+from penstock.sources.settings import BLOCK_BYTES, RULE_BYTES
 
 IsCutSafe = Callable[[str, str], bool]
 """A function of the text before and after a cut; returns whether the cut changes no token id."""

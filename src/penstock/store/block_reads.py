@@ -18,8 +18,8 @@ from functools import cache
 from typing import NamedTuple
 
 from penstock.errors import StoreError
+from penstock.options import num_cores
 from penstock.ranges import Integers
-from penstock.sources.settings import num_cores
 from penstock.store.blocks import BLOCK_BYTES
 from penstock.store.maps import MappedFile
 

@@ -11,22 +11,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BufferedReader, RawIOBase
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
 from penstock.chat.chat import Chat, TurnReport
 from penstock.chat.messages import ChatText, Columns, refuse_constant, to_conversation
 from penstock.errors import ChatError, SourceError, StoreError
+from penstock.options import BuildOptions
 from penstock.sources.document import Batch, Reject, text_offsets
 from penstock.sources.files import InputFile, open_file
 from penstock.sources.json_errors import portable_error
 from penstock.sources.settings import Texts
 from penstock.store.part import PartBuilder
 from penstock.tokenize.tokenizer import load_tokenizer
-
-if TYPE_CHECKING:
-    from penstock.store.job import BuildSettings
 
 # JSON arrays and tables are read whole, so their size is limited. Lines are read one by one.
 _MAX_WHOLE = 1 << 30
@@ -96,24 +94,13 @@ class ChatStage:
             yield script, None if script.trained else _untrained(detail)
 
 
-def chat_stage(settings: "BuildSettings") -> ChatStage:
+def chat_stage(options: BuildOptions) -> ChatStage:
     """The stage for a build with `chat=`, which is a template or a `Chat`."""
-    chat, parsed = settings.chat, settings.special_tokens == "parse"
+    chat = options.chat
     if not isinstance(chat, Chat):
-        loaded = load_tokenizer(settings.tokenizer)
-        chat = Chat(chat, loaded, special_in_content=parsed, add_tokens=settings.add_tokens)
-    elif parsed:
-        raise StoreError(
-            'chat= is a Chat, so special_tokens="parse" has no effect. Leave it out, and use '
-            "Chat(…, special_in_content=True)."
-        )
-    elif settings.add_tokens:
-        raise StoreError(
-            "chat= is a Chat, which has a tokenizer already. Leave add_tokens= out, and use "
-            "Chat(…, add_tokens=…)."
-        )
-    eos = False if settings.eos is True and chat.ends_turns else settings.eos
-    return ChatStage(chat, eos, chat.report(), columns_of(settings.field))
+        chat = Chat(chat, load_tokenizer(options.tokenizer))
+    eos = False if options.eos is True and chat.ends_turns else options.eos
+    return ChatStage(chat, eos, chat.report(), columns_of(options.field))
 
 
 def columns_of(field: str) -> Columns | None:

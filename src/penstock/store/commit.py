@@ -64,12 +64,12 @@ def commit(job: Job, done: list[SealedSlice]) -> None:
         # A slice has no part here if its documents are all on the other side, or were rejected.
         new = [record.parts[side] for record in done if record.parts[side].num_documents]
         builds[side], parts[side] = [], PartTable.of(new, item_size)
-        if job.settings.append:
+        if job.append:
             earlier = read_manifest(job.directory / side)
             is_done = len(earlier.builds) > job.first_build
             parts[side] = earlier.parts.followed_by([] if is_done else new)
             builds[side] = earlier.builds
-    split = {"generation": generation_of(parts)} if job.settings.split else {}
+    split = {"generation": generation_of(parts)} if job.options.split else {}
     # The training side is committed last: `earlier_build` takes its manifest as the sign that
     # both sides are there.
     for side in reversed(job.sides):

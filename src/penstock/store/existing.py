@@ -109,13 +109,13 @@ def earlier_build(job: Job) -> tuple[Manifest, int] | None:
     unfinished = Journal(job.directory).begun() is not None
     has_manifest = (first_side / FILE_NAME).exists()
     if not (has_manifest or unfinished):
-        _refuse_other_split(job.directory, job.settings.split)
-    if not (has_manifest or unfinished or job.settings.append):
+        _refuse_other_split(job.directory, job.options.split)
+    if not (has_manifest or unfinished or job.append):
         refuse_foreign(job.directory)
-    if not (has_manifest or job.settings.append):
+    if not (has_manifest or job.append):
         return None
     manifest = read_manifest(first_side)
-    if job.settings.append:
+    if job.append:
         _refuse_append(job, manifest)
         return manifest, len(manifest.builds)
     if unfinished:

@@ -1,6 +1,6 @@
 """The settings of one build, as the user gave them and after the inputs were listed.
 
-    BuildSettings   the arguments of `build` or `stream`, as the user gave them
+    BuildOptions    the options of `build` or `stream`, as the user gave them
     Job             the same after the inputs were listed and the tokenizer was loaded
 
 Everything that the bytes of a store depend on is in `Job.recorded`. Two builds with equal
@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
-from penstock.errors import MissingStoreError, SourceError, StoreError, TokenizerError
+from penstock.errors import MissingStoreError, SourceError, TokenizerError
+from penstock.options import BuildOptions, num_cores, parse_workers
 from penstock.paths import expand_user
 from penstock.sources.digests import SpanDigests
 from penstock.sources.document import Batch, Reject
@@ -24,14 +25,14 @@ from penstock.sources.files import InputFile
 from penstock.sources.listing import list_inputs
 from penstock.sources.notices import log_surprises
 from penstock.sources.read import read_slice
-from penstock.sources.settings import Format, ReadSettings, Texts, num_cores
+from penstock.sources.settings import Texts
 from penstock.sources.slices import Slice, cut
 from penstock.store.cuts import cut_safety
 from penstock.store.folders import make_tree
 from penstock.store.manifest import JsonObject
 from penstock.store.part import SIDES, Split, parse_split
 from penstock.store.verify import recorded_names
-from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
+from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from penstock.store.chats import ChatStage
@@ -59,69 +60,14 @@ class BuildProgress:
     num_rejects: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildSettings:
-    """The arguments of `build` and `stream`; `build` documents each of them."""
-
-    inputs: Inputs
-    store: str | os.PathLike[str]
-    tokenizer: object
-    format: Format
-    documents: str
-    field: str
-    errors: Literal["strict", "replace"]
-    eos: bool | str
-    bos: bool | str
-    special_tokens: SpecialTokens
-    max_bad: float
-    threads: int | None
-    workers: WorkersName | str = "threads"
-    add_tokens: Literal["auto"] | Sequence[str] | None = None
-    chat: object = None
-    split: str | None = None
-    append: bool = False
-
-    def __post_init__(self) -> None:
-        if self.threads is not None and self.threads < 1:
-            raise StoreError(f"threads must be at least 1; got {self.threads}.")
-        known = get_args(WorkersName)
-        if self.workers not in known and not self.workers.startswith("ray://"):
-            names = ", ".join(f'"{each}"' for each in known)
-            raise StoreError(
-                f"workers={self.workers!r} (--workers) is not known. Choose one of {names}, "
-                '"ray://HOST:PORT".'
-            )
-        if not self.max_bad >= 0:  # also refuses NaN
-            raise StoreError(
-                f"max_bad={self.max_bad} is neither a share nor a number of records. Give a share "
-                "below 1, or the number of records that may be rejected."
-            )
-        if self.add_tokens == "auto" and self.chat is None:
-            raise StoreError(
-                'add_tokens="auto" (--add-tokens auto) adds the markers of a chat template, and no '
-                "template was given. Name the tokens to add."
-            )
-        parse_split(self.split, (), self.read_settings)
-
-    @property
-    def read_settings(self) -> ReadSettings:
-        """How the inputs are read, except the separators: they depend on the tokenizer."""
-        return ReadSettings(
-            format=self.format,
-            documents=self.documents if self.chat is None else "lines",
-            field=self.field,
-            errors=self.errors,
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Job:
     """A build whose inputs are listed and whose tokenizer is loaded."""
 
-    settings: BuildSettings
+    options: BuildOptions
+    """As the user gave them, with the separators of the tokenizer."""
     directory: Path
     files: list[InputFile]
-    reading: ReadSettings
     tokenizer: Tokenizer
     recorded: JsonObject
     """Everything that the bytes of the store depend on, as JSON."""
@@ -131,6 +77,8 @@ class Job:
     """How many paths the listing left out, by kind. Not in `recorded`: a hidden file that appears
     later does not make another build of the same inputs."""
     split: Split | None = None
+    append: bool = False
+    """Whether the inputs are added to a finished store."""
     first_build: int = 0
     """Number of earlier builds of the same store."""
     first_file: int = 0
@@ -142,16 +90,15 @@ class Job:
     damaged: "Sequence[StoreFile]" = ()
     """The files of a finished store to make again; empty if this build makes a store."""
     live: bool = False
-    """Whether parts are read while others are built. Then all threads together make the first
-    slice, and one thread makes the others as long as no reader waits. Parts are announced before
-    they are on disk, and they are compared with the reference tokenizer after that."""
+    """Whether parts are read while others are built. Then one thread makes them as long as no
+    reader waits, and the first documents are compared when their part can be read."""
     remote: "Destination | None" = None
     """Where sealed parts are sent; `directory` is then a staging directory on this machine."""
 
     @property
     def num_threads(self) -> int:
         """How many slices are tokenized at once; by default one per core of this process."""
-        return num_cores() if self.settings.threads is None else self.settings.threads
+        return parse_workers(self.options.workers)[1] or num_cores()
 
     @property
     def stamped(self) -> JsonObject:
@@ -163,7 +110,7 @@ class Job:
         # Cuts are tested with the reference, so that slices do not depend on the engine.
         is_cut_safe = cut_safety(self.tokenizer.reference or self.tokenizer.engine)
         border = self.split.cut_at if self.split else None
-        slices = cut(self.files, self.reading, is_cut_safe=is_cut_safe, border=border)
+        slices = cut(self.files, self.options, is_cut_safe=is_cut_safe, border=border)
         if self.wanted is None:
             return slices
         last = max(self.wanted, default=-1)
@@ -176,14 +123,14 @@ class Job:
         is_whole = is_hashed or self.chat is not None
         tokenizer = self.tokenizer
         is_cut_safe = None if is_whole else cut_safety(tokenizer.engine, tokenizer.reference)
-        for batch in read_slice(self.files, piece, self.reading, is_cut_safe, digests):
+        for batch in read_slice(self.files, piece, self.options, is_cut_safe, digests):
             batch.files += self.first_file
             yield batch
 
     @property
     def sides(self) -> tuple[str, ...]:
         """The sides of the split, which are folders of `directory`; "" without a split."""
-        return SIDES if self.settings.split else ("",)
+        return SIDES if self.options.split else ("",)
 
     def located(self, reject: Reject) -> str:
         """A rejected record with its file and offset, for messages."""
@@ -191,45 +138,49 @@ class Job:
         return f"{name}, offset {reject.offset:,}: {reject.reason}, {reject.detail}"
 
 
-def prepare(settings: BuildSettings) -> Job:
+def prepare(
+    inputs: Inputs, store: str | os.PathLike[str], options: BuildOptions, *, append: bool = False
+) -> Job:
     """List the inputs, load the tokenizer and create the directory; nothing else is written."""
-    listing = list_inputs(settings.inputs, settings.read_settings)
+    parse_split(options.split, (), options)  # a wrong one is refused before anything is read
+    if options.chat is not None:
+        options = replace(options, documents="lines")
+    listing = list_inputs(inputs, options)
     files = listing.files
     _refuse_token_files(files)
-    tokenizer, eos, bos = settings.tokenizer, settings.eos, settings.bos
-    special_tokens, add_tokens = settings.special_tokens, settings.add_tokens
+    tokenizer, eos, bos = options.tokenizer, options.eos, options.bos
     stage = None
-    if settings.chat is not None:
+    if options.chat is not None:
         from penstock.store.chats import chat_file, chat_stage
 
-        stage = chat_stage(settings)
+        stage = chat_stage(options)
         # The template's markers were added to the tokenizer, and the template decides whether an
         # end token is added.
-        tokenizer, special_tokens, add_tokens = stage.chat.tokenizer, "text", None
+        tokenizer = stage.chat.tokenizer
         eos, files = stage.eos, [chat_file(file) for file in files]
-    loaded = load_tokenizer(tokenizer, special_tokens=special_tokens, add_tokens=add_tokens)
+    loaded = load_tokenizer(tokenizer)
     _log_omitted_start(loaded, bos, stage)
-    reading = replace(settings.read_settings, separators=separators_of(loaded))
+    reading = replace(options, separators=separators_of(loaded))
     log_surprises(listing.files, reading)  # as the user gave them, not as lines of a chat
     recorded: JsonObject = {
         # Settings that change no byte are left out: threads, workers, and `max_bad`.
         "tokenizer": loaded.describe(),
         "eos_id": _edge_id(loaded, eos, "eos"),
         "bos_id": _edge_id(loaded, bos, "bos"),
-        "split": settings.split,
+        "split": options.split,
         "reading": reading.describe(),
         "inputs": recorded_inputs(files),
-        "append": settings.append,
+        "append": append,
         **({} if stage is None else {"chat": stage.chat.describe()}),
     }
-    directory = expand_user(settings.store)
-    if settings.append and not directory.exists():
+    directory = expand_user(store)
+    if append and not directory.exists():
         raise MissingStoreError(
             f"{directory} does not exist, so nothing can be appended to it. For the first build, "
             "leave out append=True (--append) of penstock.build."
         )
     make_tree(directory)
-    return Job(settings, directory, files, reading, loaded, recorded, stage, listing.skipped)
+    return Job(reading, directory, files, loaded, recorded, stage, listing.skipped, append=append)
 
 
 def _refuse_token_files(files: Sequence[InputFile]) -> None:

@@ -2,8 +2,6 @@
 
     .building.json          settings and inputs; a build with others is refused
     .slice-000007.json      a sealed slice: the records of its parts, its counts, its rejects
-    .ready-000008.json      the same for a slice that can be read, but may not survive a power cut
-    .many-000009            a slice in progress that has more than 65,536 tokens already
     .awaited                touched by readers of a streamed store while they wait for a part
     .failed                 the build cannot succeed with these inputs and settings
 
@@ -14,18 +12,12 @@ removed.
 A disk may return other bytes than were written, and files may be copied to the wrong place. So
 each record contains a digest of itself, its number, and the digest of the build that it belongs
 to. A record that does not fit is removed, and its slice is made again.
-
-Readers of a streamed store need not wait for the disk. A part that was written is in the page
-cache, and a reader gets the same bytes from there before they are on disk. The page cache is lost
-when the machine restarts. So a `.ready` file contains the boot id of the machine, and readers
-ignore a file with another boot id.
 """
 
 import logging
 import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 
 from penstock.digest import canonical_json, checked_json, digest_json, parse_checked
@@ -36,9 +28,6 @@ from penstock.store.manifest import FILE_NAME, JsonObject, PartRecord
 from penstock.store.verify import differences
 
 _log = logging.getLogger("penstock")
-
-MANY_TOKENS = 65_536
-"""More tokens than a usual row has."""
 
 
 @dataclass(slots=True)
@@ -194,42 +183,14 @@ class Journal:
         """Write the record of a slice whose parts are on disk."""
         write_file(self._path("slice", record.number), [self._record_bytes(record)])
         sync_directory(self._directory)
-        # Removed only now: a reader that finds no `.ready` file must find the record.
-        remove_file(self._path("ready", record.number))
-        remove_file(self._path("many", record.number))
-
-    def announce(self, record: SealedSlice) -> None:
-        """Write the record of a slice whose parts can be read, but may not be on disk yet."""
-        # Without a boot id nothing is announced, and readers wait for the sealed record.
-        boot = _boot_id()
-        if boot is not None:
-            path = self._path("ready", record.number)
-            with suppress(OSError):  # if the disk is full, `seal` reports it
-                # live: not synced, because after a restart it is ignored anyway.
-                write_file(path, [boot + b"\n" + self._record_bytes(record)], live=True)
 
     def readable(self, number: int) -> SealedSlice | None:
-        """The record of a slice that is sealed or announced; None if it is neither."""
-        # A damaged record is not there either: the build makes its slice again. The sealed record
-        # comes first, because the announcement is removed after the record is written.
+        """The record of a slice that is sealed; None if it is not."""
+        # A damaged record is not there either: the build makes its slice again.
         path = self._path("slice", number)
         with suppress(FileNotFoundError, ValueError):
             return self._parse(path, read_file(path))
-        path = self._path("ready", number)
-        with suppress(FileNotFoundError, ValueError):
-            boot, _, data = read_file(path).partition(b"\n")
-            # After a restart the page cache is empty, and the part may be incomplete on disk.
-            return self._parse(path, data) if boot == _boot_id() else None
         return None
-
-    def announce_many(self, number: int) -> None:
-        """Announce that a slice in progress has more than `MANY_TOKENS` tokens."""
-        with suppress(OSError):
-            create_file(self._path("many", number))
-
-    def num_coming(self, number: int) -> int:
-        """How many tokens a slice in progress has at least."""
-        return MANY_TOKENS if self._path("many", number).exists() else 0
 
     def await_readers(self) -> None:
         """Create the file that waiting readers touch."""
@@ -251,7 +212,7 @@ class Journal:
             return 0
 
     def _path(self, kind: str, number: int) -> Path:
-        return self._directory / f".{kind}-{number:06d}{'.json' * (kind != 'many')}"
+        return self._directory / f".{kind}-{number:06d}.json"
 
     def fail(self) -> None:
         """Record that the build failed, so that the next one may have other settings."""
@@ -276,15 +237,5 @@ class Journal:
         """Remove the record of a slice, or of all slices, so that they are made again."""
         # The parts themselves stay, and are overwritten.
         which = "*" if number is None else f"{number:06d}"
-        for pattern in (f".slice-{which}.json", f".ready-{which}.json", f".many-{which}"):
-            for path in self._directory.glob(pattern):
-                remove_file(path)
-
-
-@cache
-def _boot_id() -> bytes | None:
-    """The boot id of the machine; None if the system has none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
-    except OSError:
-        return None
+        for path in self._directory.glob(f".slice-{which}.json"):
+            remove_file(path)

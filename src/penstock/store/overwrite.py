@@ -32,7 +32,7 @@ from penstock.store.part import SIDES
 _OURS = re.compile(
     r"penstock\.json|part-\d+\.(tokens|bounds|origin|loss|checks)\.npy|rejects(-\d+)?\.jsonl"
     r"|parts-[0-9a-f]{16}\.npy"
-    r"|\.(stamps|building)\.json|\.(slice|ready)-\d+\.json|\.many-\d+|\.awaited|\.failed|\.lock"
+    r"|\.(stamps|building)\.json|\.slice-\d+\.json|\.awaited|\.failed|\.lock"
     r"|\.rows|\.again|\..*\.tmp"
 )
 

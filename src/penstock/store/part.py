@@ -31,10 +31,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StoreError
+from penstock.options import ReadSettings
 from penstock.sources.decompress import Expanded
 from penstock.sources.document import Batch, Edges
 from penstock.sources.files import BOM, InputFile
-from penstock.sources.settings import BLOCK_BYTES, ReadSettings
+from penstock.sources.settings import BLOCK_BYTES
 from penstock.sources.tables import num_rows
 from penstock.sources.whole import file_rule
 from penstock.store.files import array_layout, header, write_file
@@ -139,11 +140,11 @@ class PartBuilder:
         self.num_continued += num_continued
         self._bound = int(bounds[-1]) if len(bounds) else self._bound
 
-    def seal(self, directory: Path, number: int, *, live: bool = False) -> PartRecord:
+    def seal(self, directory: Path, number: int) -> PartRecord:
         """Write the files of the part and return its record.
 
-        Each file is synced to disk, unless `live`; the caller syncs the directory. A part without
-        documents has no files, because the manifest does not list it.
+        Each file is synced to disk; the caller syncs the directory. A part without documents has no
+        files, because the manifest does not list it.
         """
         if not self.num_documents:
             return PartRecord(number, 0, 0, {})
@@ -152,9 +153,9 @@ class PartBuilder:
             dtype = self.tokenizer.dtype
             layout = array_layout(kind, dtype, self.num_documents, self.num_tokens)
             path = directory / part_file(number, kind)
-            files[kind] = write_file(path, [header(*layout), *pieces], live=live, sums=sums)
+            files[kind] = write_file(path, [header(*layout), *pieces], sums=sums)
         table, path = np.array(sums, "<u4"), directory / part_file(number, "checks")
-        files["checks"] = write_file(path, [header(table.dtype, table.shape), table], live=live)
+        files["checks"] = write_file(path, [header(table.dtype, table.shape), table])
         return PartRecord(number, self.num_documents, self.num_tokens, files, self.num_continued)
 
 

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 
-from penstock.errors import PenstockError, StoreError
+from penstock.errors import PenstockError, StoreError, WorkerError
 from penstock.store.files import keep_freed_memory
 from penstock.store.folders import claimed
 from penstock.store.job import Job
@@ -47,13 +47,6 @@ class WorkerSetup:
     """The process id of the build."""
 
 
-@dataclass(frozen=True, slots=True)
-class CannotLoad:
-    """Sent in place of the first `NEXT` if the process cannot load the build."""
-
-    reason: str
-
-
 def main(descriptors: Sequence[str]) -> None:
     """Make slices until the build has no more; the descriptors are the worker's ends of pipes."""
     control, *slots = (Connection(int(each)) for each in descriptors)
@@ -69,7 +62,13 @@ def main(descriptors: Sequence[str]) -> None:
             return  # the build has ended
         except Exception as error:  # noqa: BLE001  (a tokenizer of the user may raise anything)
             for slot in slots:
-                slot.send(CannotLoad(f"{type(error).__name__}: {error}"))
+                slot.send(
+                    WorkerError(
+                        "A worker process cannot load the build "
+                        f"({type(error).__name__}: {error}). Use "
+                        'workers="threads" (--workers threads) of penstock.build.'
+                    )
+                )
             return
         threading.Thread(target=_exit_with_build, args=(control,), daemon=True).start()
         _send_logs(control, setup.log_level)

@@ -33,8 +33,8 @@ from penstock.store.files import remove_temporary
 from penstock.store.folders import claim_of
 from penstock.store.job import Job
 from penstock.store.memory import num_slots
-from penstock.store.process_worker import NEXT, CannotLoad, WorkerSetup
-from penstock.store.slice_work import Advance, MadeSlice, Order, Stopped, Watch
+from penstock.store.process_worker import WorkerSetup
+from penstock.store.slice_work import Advance, MadeSlice, Order, Watch
 from penstock.store.threads import Take, ThreadRunner
 
 _log = logging.getLogger("penstock")
@@ -58,8 +58,7 @@ class ProcessRunner:
         StoreError: the job cannot be sent to another process.
     """
 
-    def __init__(self, job: Job, num_threads: int, *, is_required: bool) -> None:
-        self._is_required = is_required
+    def __init__(self, job: Job, num_threads: int) -> None:
         data = pickled(job)
         starts = range(0, num_threads, THREADS_EACH)
         first, *others = (min(THREADS_EACH, num_threads - start) for start in starts)
@@ -75,7 +74,6 @@ class ProcessRunner:
         slots = [(child, each) for child in self._children for each in child.connections]
         self._slots = dict(enumerate(slots, start=self._local.num_slots))
         self.num_slots = self._local.num_slots + len(slots)
-        self._is_exhausted = False  # whether no slice is left to take
 
     def make_next(self, slot: int, take: Take, watch: Watch) -> MadeSlice | None:
         """Have a slice made by the process of the slot; see `penstock.store.runners.Runner`."""
@@ -88,53 +86,25 @@ class ProcessRunner:
 
         if slot not in self._slots:
             return self._local.make_next(slot, take_here, watch)
+        # Serve one thread of a child until it has made a slice.
         child, connection = self._slots[slot]
-        try:
-            return self._ask(child, connection, take, watch)
-        except _UnreadyError as error:
-            if self._is_exhausted:
-                return None
-            if watch.stopped():
-                raise Stopped from None
-            self._refuse_unready(child, str(error))
-        # From now on, this process makes the slices of the slot.
-        del self._slots[slot]
-        return self.make_next(slot, take, watch)
-
-    def _ask(
-        self, child: "_Child", connection: Connection, take: Take, watch: Watch
-    ) -> MadeSlice | None:
-        """Serve one thread of a child until it has made a slice."""
-        while True:
-            message = child.receive(connection)
+        while (message := child.receive(connection)) is not None:
             if isinstance(message, MadeSlice):
                 return message
             if isinstance(message, Advance):
                 watch.report(message)
             elif isinstance(message, BaseException):
                 raise message
-            else:
-                assert message == NEXT
-                if not child.send(connection, take()):
-                    return None
+            elif not child.send(connection, take()):  # NEXT
+                return None
+        return None
 
     def _end_unready(self) -> None:
         """End the processes that are still loading: there is nothing left for them to do."""
-        self._is_exhausted = True
         for child in self._children:
             if not child.is_ready:
+                child.is_ended = True
                 child.kill()
-
-    def _refuse_unready(self, child: "_Child", reason: str) -> None:
-        """Raise if a process cannot load the job, or log that this process does its work."""
-        if self._is_required:
-            raise StoreError(
-                f'workers="processes" (--workers processes) cannot be used, because {reason}. Use '
-                'workers="threads" (--workers threads).'
-            )
-        if child.claim_loss():
-            _log.warning("%s, so threads of this process do its work.", reason)
-            self._local.add_threads(child.num_threads)
 
     def tick(self) -> None:
         """Nothing to do."""
@@ -146,18 +116,13 @@ class ProcessRunner:
             child.close()
 
 
-class _UnreadyError(Exception):
-    """A process cannot load the job, or ended before it was ready."""
-
-
 class _Child:
     """A worker process, and the ends of its pipes in this process."""
 
     def __init__(self, job: Job, data: bytes, num_threads: int) -> None:
         self._job = job
         self.num_threads = num_threads
-        self.is_ready = False
-        self._losses = iter([True])  # for the first slot that asks
+        self.is_ready = self.is_ended = False
         self._ended: set[Connection] = set()  # of threads that have nothing left to do
         pipes = [Pipe() for _ in range(1 + num_slots(num_threads))]
         self._control, *self.connections = (ours for ours, _ in pipes)
@@ -201,13 +166,13 @@ class _Child:
             pass  # the process has ended
 
     def receive(self, connection: Connection) -> object:
-        """The next message of one of its threads."""
+        """The next message of one of its threads; None if it was ended before it was ready."""
         try:
             message: object = connection.recv()
         except (EOFError, OSError):
+            if self.is_ended:
+                return None
             raise self._lost() from None
-        if isinstance(message, CannotLoad):
-            raise _UnreadyError(f"a worker process cannot load the build ({message.reason})")
         self.is_ready = True
         return message
 
@@ -231,18 +196,12 @@ class _Child:
         how = f"ended with status {status}"
         if status < 0:
             how = f"was killed by {signal.Signals(-status).name}"
-        what = f"worker process (pid {self._process.pid}) {how}"
-        if not self.is_ready:
-            return _UnreadyError(f"a {what}")
         return WorkerError(
-            f"A {what} before its part was finished. Linux kills processes when memory runs out. "
-            "Finished parts are kept: run the same build again to resume it. To use less memory, "
-            "lower threads= (--threads) of penstock.build."
+            f"A worker process (pid {self._process.pid}) {how} before its part was finished. Linux "
+            "kills processes when memory runs out. Finished parts are kept: run the same build "
+            "again to resume it. To use less memory, lower the number in workers= (--workers) of "
+            "penstock.build."
         )
-
-    def claim_loss(self) -> bool:
-        """True for the first caller only."""
-        return next(self._losses, False)
 
     def kill(self) -> None:
         """End the process at once, and remove the files that it had begun."""
@@ -282,8 +241,8 @@ def pickled(job: Job) -> bytes:
     """
     if not sys.executable or os.name != "posix":
         raise cannot_send("this Python cannot start processes with pipes")
-    settings = replace(job.settings, inputs=(), tokenizer=None, chat=None, add_tokens=None)
-    job = replace(job, settings=settings, directory=job.directory.absolute())
+    options = replace(job.options, tokenizer=None, chat=None)
+    job = replace(job, options=options, directory=job.directory.absolute())
     try:
         return bytes(_JobPickler.dumps(job))
     except Exception as error:  # an object of the user may raise anything

@@ -57,7 +57,7 @@ class RayRunner:
     """Makes each slice in a Ray task. The number of slots follows the cores of the cluster."""
 
     def __init__(self, job: Job, address: str | None = None) -> None:
-        self._ray, self._settings = _imported_ray(), job.settings
+        self._ray = _imported_ray()
         self._directories = [job.directory / side for side in job.sides]
         # Guards the rest. Notified when a slot has no task any more.
         self._idle = threading.Condition()
@@ -136,11 +136,10 @@ class RayRunner:
             return
         self._counted = time.monotonic()
         cores = max(int(self._ray.cluster_resources().get("CPU", 0)), 1)
-        threads = self._settings.threads
         # The extra tasks wait until a core is free, so that no core waits for this process.
         slots = num_slots(cores)
         # Never fewer than before: the threads of these slots are there already.
-        self.num_slots = max(self.num_slots, min(slots, threads or slots))
+        self.num_slots = max(self.num_slots, slots)
 
     def close(self) -> None:
         """Stop all tasks, and disconnect if this runner has connected."""
@@ -170,8 +169,8 @@ def remote_job(job: Job) -> RemoteJob:
 
     files = [absolute(file) for file in job.files]
     # These arguments are used up: the job has the listed inputs and the loaded tokenizer.
-    settings = replace(job.settings, inputs=(), tokenizer=None, chat=None, add_tokens=None)
-    sent = replace(job, settings=settings, directory=job.directory.absolute(), files=files)
+    options = replace(job.options, tokenizer=None, chat=None)
+    sent = replace(job, options=options, directory=job.directory.absolute(), files=files)
     return RemoteJob(sent, Journal(job.directory).identity)
 
 

@@ -68,8 +68,6 @@ class TokenStore:
     has_documents = True
     sealed: bool = True
     """Whether these are all parts; False for a snapshot of a store that is being written."""
-    num_coming: int = 0
-    """The next part has at least this many tokens; 0 if the store is sealed."""
 
     def __init__(
         self,

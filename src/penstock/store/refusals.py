@@ -49,7 +49,7 @@ class BadRecords:
             self._refuse_more(ended=True)
 
     def _refuse_more(self, *, ended: bool) -> None:
-        max_bad = self._job.settings.max_bad
+        max_bad = self._job.options.max_bad
         limit = allowed_rejects(max_bad, self._num_records, ended=ended)
         if self._num_bad <= limit:
             return

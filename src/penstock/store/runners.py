@@ -10,6 +10,7 @@ import logging
 from typing import Protocol
 
 from penstock.errors import StoreError
+from penstock.options import parse_workers
 from penstock.sources.slices import NOMINAL_EXPANSION
 from penstock.store.job import Job
 from penstock.store.processes import ProcessRunner
@@ -53,16 +54,16 @@ class Runner(Protocol):
 
 def runner_for(job: Job) -> Runner:
     """The runner that the settings of a build ask for."""
-    workers, num_threads = job.settings.workers, job.num_threads
+    (workers, _), num_threads = parse_workers(job.options.workers), job.num_threads
     if job.live:
         return LiveRunner(job, num_threads)
     if workers.startswith("ray"):
         return RayRunner(job, None if workers == "ray" else workers)
     if workers == "processes":
-        return ProcessRunner(job, num_threads, is_required=True)
+        return ProcessRunner(job, num_threads)
     if workers == "auto" and num_threads > _FEW_THREADS and _text_bytes(job) >= _MUCH_TEXT:
         try:
-            return ProcessRunner(job, num_threads, is_required=False)
+            return ProcessRunner(job, num_threads)
         except (StoreError, OSError) as error:  # OSError: the system allows no more processes
             _log.info("%s Threads are used.", error)
     return ThreadRunner(job, num_threads)

@@ -8,28 +8,23 @@ ends, but the journal does not know them yet: the build writes the record of the
 `penstock.store.workers`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from penstock.sources.digests import SpanDigests
 from penstock.sources.document import Batch, Tally
 from penstock.sources.slices import Slice
-from penstock.store.files import sync_directory, sync_file
+from penstock.store.files import sync_directory
 from penstock.store.inputs import Pieces, piece_digests
 from penstock.store.job import Job
 from penstock.store.journal import SealedSlice
-from penstock.store.manifest import part_file
-from penstock.store.part import Encoded, PartBuilder
+from penstock.store.part import PartBuilder
 from penstock.tokenize.compare import EncodedSample, SliceSample, compare
 
 if TYPE_CHECKING:
     from penstock.chat.chat import TurnReport
     from penstock.store.chats import ChatStage
-
-
-Encode = Callable[[PartBuilder, Iterator[Batch]], Iterator[tuple[Batch, Encoded]]]
-"""A function that returns each batch of a part and its tokens, in order."""
 
 
 class Stopped(Exception):  # noqa: N818  (not an error: another worker failed, or Ctrl-C)
@@ -123,9 +118,6 @@ def tokenize(
     job: Job,
     order: Order,
     watch: Watch,
-    *,
-    encode: Encode | None = None,
-    on_batch: Callable[[TokenizedSlice], None] | None = None,
 ) -> TokenizedSlice:
     """Read one slice and tokenize it.
 
@@ -133,8 +125,6 @@ def tokenize(
         job: The build.
         order: The slice.
         watch: Where progress is reported.
-        encode: Encodes batches in several threads; None to encode them here.
-        on_batch: Called after each batch.
 
     Raises:
         Stopped: the build has to stop.
@@ -142,21 +132,18 @@ def tokenize(
     piece, awaits_first = order.piece, order.is_first
     done = _begin(job, piece)
     record, left = done.record, piece.disk_bytes
-    for batch, encoded in _batches(done, encode):
+    for batch in job.batches(piece, done.digests):
         if watch.stopped():
             raise Stopped
         num_tokens = done.num_tokens
         done.sample.add(batch)
         if awaits_first and len(batch):
             done.first, awaits_first = batch, False
-            # In a live build this waits until the part can be read, because loading the reference
-            # takes as long as making the first part.
+            # A live build does this when the part can be read, because loading the reference takes
+            # longer than making the first part.
             if not job.live:
                 done.compare_first()
-        if encoded is not None:
-            done.builders[""].append(encoded)
-        else:
-            _fill(batch, done)
+        _fill(batch, done)
         record.tally = Tally.total((record.tally, batch.tally))
         record.rejects += batch.rejects
         for _, rule in batch.rules:
@@ -165,8 +152,6 @@ def tokenize(
         on_disk = min(left, batch.tally.total_bytes)
         left -= on_disk
         watch.report(Advance(on_disk, batch.tally, done.num_tokens - num_tokens, batch.rules))
-        if on_batch is not None:
-            on_batch(done)
     watch.report(Advance(left, Tally(), 0, []))
     # Here and not later: one more call at the same time would load another tokenizer.
     done.encoded = done.sample.encoded()
@@ -186,15 +171,6 @@ def _begin(job: Job, piece: Slice) -> TokenizedSlice:
     return TokenizedSlice(job, piece, builders, sample, SealedSlice(piece.index), chat)
 
 
-def _batches(done: TokenizedSlice, encode: Encode | None) -> Iterator[tuple[Batch, Encoded | None]]:
-    """Each batch of a slice, and its tokens if `encode` has encoded it."""
-    job = done.job
-    batches = job.batches(done.piece, done.digests)
-    if encode is not None and job.split is None and job.chat is None:
-        return encode(done.builders[""], batches)
-    return ((batch, None) for batch in batches)
-
-
 def _fill(batch: Batch, done: TokenizedSlice) -> None:
     """Tokenize a batch into the parts of its sides."""
     job = done.job
@@ -206,27 +182,18 @@ def _fill(batch: Batch, done: TokenizedSlice) -> None:
 
 
 def write_parts(done: TokenizedSlice) -> None:
-    """Write the parts of one slice; those of a live build are not synced to disk."""
+    """Write the parts of one slice."""
     job, record = done.job, done.record
     number = job.first_part + record.number
     for side, builder in done.builders.items():
-        record.parts[side] = builder.seal(job.directory / side, number, live=job.live)
+        record.parts[side] = builder.seal(job.directory / side, number)
     done.builders.clear()  # frees half a slice of memory before the slow fsyncs
 
 
-def sync_parts(done: TokenizedSlice, digests: Callable[[], Pieces] | None = None) -> MadeSlice:
-    """Sync everything about the parts of one slice that is not on disk yet.
-
-    Args:
-        done: The slice.
-        digests: Returns `done.input_digests()`, which another thread may have computed already.
-    """
+def sync_parts(done: TokenizedSlice) -> MadeSlice:
+    """Sync the names of the parts of one slice, and digest what they were made of."""
     job, record = done.job, done.record
-    if job.live:
-        for side, part in record.parts.items():
-            for kind in part.files:
-                sync_file(job.directory / side / part_file(part.number, kind))
-    record.pieces = done.input_digests() if digests is None else digests()
+    record.pieces = done.input_digests()
     # The names of the parts are synced before the record is written: a record that survives a
     # power cut must not name files that did not survive it.
     for side in record.parts:

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StoreError
+from penstock.options import separator_in
 from penstock.paths import StoreUrl
-from penstock.sources.settings import separator_in
 from penstock.store.manifest import FILE_NAME, JsonObject
 from penstock.store.reader import TokenStore, manifest_at
 

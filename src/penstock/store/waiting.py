@@ -11,7 +11,6 @@ from penstock.store.journal import Journal
 
 _HURRY_SECONDS = 0.5  # how long all workers continue after a reader has waited
 _NICENESS = 10
-_CALM_SECONDS = 0.3  # readers need this time to notice the first part
 
 
 class WaitingReaders:
@@ -19,22 +18,14 @@ class WaitingReaders:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
+        journal.await_readers()
         self._seen = journal.asked()
         self._asked = -math.inf
 
-    def hurry(self, readable: float | None) -> bool:
-        """Whether a reader waited in the last half second.
-
-        Readers that wait for the first part do not count: all cores make it anyway.
-
-        Args:
-            readable: When the first part was announced, by `time.monotonic`; None before that.
-        """
+    def hurry(self) -> bool:
+        """Whether a reader waited in the last half second."""
         now = time.monotonic()
-        # Read in every case, so that a request before the first part is not seen after it.
         seen, self._seen = self._seen, self._journal.asked()
-        if readable is None or now < readable + _CALM_SECONDS:
-            return False
         if seen != self._seen:
             self._asked = now
         return now < self._asked + _HURRY_SECONDS

@@ -182,7 +182,7 @@ class Workers:
             )
             rules = [(file, rule) for file, rule in new.rules if rule not in self._rules_seen]
             self._rules_seen.update(rule for _, rule in rules)
-        separators = " or ".join(map(repr, self._job.reading.separators))
+        separators = " or ".join(map(repr, self._job.options.separators))
         for file, rule in {rule: (file, rule) for file, rule in reversed(rules)}.values():
             why = f"no {separators}" if rule == "file" else repr(rule)
             text = f"a document is {rule_text(rule)}; the first 64 MB contain {why}"

@@ -53,13 +53,10 @@ class Snapshot(TokenStore):
     If `sealed`, the store is finished, and `manifest` is that of the finished store.
     """
 
-    def __init__(
-        self, source: "StreamedStore", manifest: Manifest, num_coming: int = 0, *, sealed: bool
-    ) -> None:
+    def __init__(self, source: "StreamedStore", manifest: Manifest, *, sealed: bool) -> None:
         super().__init__(source.path, manifest)
         self.source = source
         self.sealed = sealed
-        self.num_coming = num_coming
         self.files.read_in_order = True
 
     def __repr__(self) -> str:
@@ -109,7 +106,6 @@ class StreamedStore:
         contents = {"dtype": dtype, **shared_settings(stamped), "builds": [build]}
         self._manifest = Manifest("", contents, PartTable.of((), np.dtype(dtype).itemsize))
         self._sealed = False
-        self._num_coming = 0
         # Weak, because a snapshot refers to its stream: the build of a stream that nothing else
         # refers to must end at once, and not when the garbage collector finds the cycle.
         self._last: weakref.ref[Snapshot] | None = None
@@ -198,9 +194,9 @@ class StreamedStore:
             self._update()
             # Compared by identity: a manifest is replaced, never changed, and may be long.
             is_new = before is None or before.manifest is not self._manifest
-            if before is not None and not is_new and before.num_coming == self._num_coming:
+            if before is not None and not is_new:
                 return before
-            made = Snapshot(self, self._manifest, self._num_coming, sealed=self._sealed)
+            made = Snapshot(self, self._manifest, sealed=self._sealed)
             if before is not None:
                 # A part has the same index in every snapshot.
                 made.files.share(before.files)
@@ -223,9 +219,8 @@ class StreamedStore:
         if not parts and (self.path / FILE_NAME).exists():
             manifest = read_manifest(self.path)
             self._refuse_other(manifest)
-            self._manifest, self._sealed, self._num_coming = manifest, True, 0
+            self._manifest, self._sealed = manifest, True
             return
-        self._num_coming = self._journal.num_coming(self._num_slices)
         if parts:
             known = self._manifest
             self._manifest = Manifest("", known.contents, known.parts.followed_by(parts))

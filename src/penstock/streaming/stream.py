@@ -11,40 +11,31 @@ An error ends the thread and is kept; the reader raises it at the next batch.
 import os
 import threading
 from contextlib import suppress
-from typing import Literal
+from typing import Unpack
 
 from penstock.errors import StoreBusyError, StoreError
+from penstock.options import BuildKeywords, BuildOptions, made_of, takes
 from penstock.paths import StoreUrl, store_path
-from penstock.sources.settings import Format
 from penstock.store.build import begin, execute
 from penstock.store.files import room_for
-from penstock.store.job import BuildProgress, BuildSettings, Inputs, Job, prepare
+from penstock.store.job import BuildProgress, Inputs, Job, prepare
 from penstock.store.journal import Journal
 from penstock.store.lock import lock_path, locked
 from penstock.store.manifest import FILE_NAME
 from penstock.store.part import SIDES
 from penstock.streaming.snapshots import StreamedStore
-from penstock.tokenize.tokenizer import SpecialTokens
 
 _RETRY_SECONDS = 0.25
 _CLOSE_SECONDS = 5.0
 
 
-def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
+@takes(BuildOptions)
+def stream(
     inputs: Inputs,
     store: str | os.PathLike[str],
     *,
-    tokenizer: object = "gpt2",
-    format: Format = "auto",
-    documents: str = "auto",
-    field: str = "text",
-    errors: Literal["strict", "replace"] = "strict",
-    eos: bool | str = True,
-    bos: bool | str = False,
-    special_tokens: SpecialTokens = "text",
-    max_bad: float = 0.001,
-    threads: int | None = None,
     timeout: float = 600.0,
+    **options: Unpack[BuildKeywords],
 ) -> StreamedStore:
     """Start to build a store in the background, and return it while it is being written.
 
@@ -57,23 +48,11 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
     store.
 
     Args:
-        inputs: The files to read. `build` describes this argument, and all others up to `threads`,
-            in more detail.
+        inputs: The files to read, as for `build`.
         store: The directory to write.
-        tokenizer: A name, a path or an object.
-        format: The format of the inputs; "auto" decides by the file name's suffix.
-        documents: What a document is in text files: "auto", "lines", "paragraphs", "file", or
-            "sep:SEPARATOR".
-        field: The JSON field or table column that holds the text.
-        errors: What to do with documents that are not UTF-8: "strict" rejects them, "replace"
-            replaces invalid bytes.
-        eos: Whether a document ends with the tokenizer's end token, or the name of the token.
-        bos: Whether a document begins with the tokenizer's start token, or the name of the token.
-        special_tokens: "text" takes `<|endoftext|>` in a document as text, "parse" as a token.
-        max_bad: How many rejected records to allow: a share of all records, or a number.
-        threads: How many slices may be tokenized at once while a reader waits. Changes speed and
-            memory only.
         timeout: A reader raises an error if no slice is sealed for this many seconds.
+        **options: Those of `BuildOptions`, without `chat` and `split`. `workers` is a number of
+            threads: how many slices are tokenized at once while a reader waits.
 
     Raises:
         SourceError: an input cannot be read as asked.
@@ -88,9 +67,7 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
     [[2514, 307, 11, 50256], [273, 407, 284, 307, 13, 50256]]
     >>> folder.cleanup()
     """
-    # `BuildSettings` has a field of the same name for each argument except `timeout`.
-    arguments = dict(locals())
-    timeout = arguments.pop("timeout")
+    given = made_of(BuildOptions, {**options}, "penstock.stream")
     place = store_path(store)
     if isinstance(place, StoreUrl):
         raise StoreError(
@@ -98,11 +75,14 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
             "Stream to a directory of this machine, and copy the store with `penstock copy` (in "
             "Python, penstock.copy) when it is finished."
         )
-    # The build continues in the background, perhaps after a change of the working directory.
-    arguments["store"] = place.absolute()
+    if given.chat is not None or given.split is not None:
+        raise StoreError(
+            "penstock.stream takes no chat= and no split=: build such a store with penstock.build."
+        )
     if not timeout > 0:
         raise StoreError(f"timeout={timeout} must be more than 0 seconds.")
-    job = prepare(BuildSettings(**arguments))
+    # The build continues in the background, perhaps after a change of the working directory.
+    job = prepare(inputs, place.absolute(), given)
     is_finished = any((job.directory / side / FILE_NAME).exists() for side in ("", *SIDES))
     is_read_only = not os.access(lock_path(job.directory).parent, os.W_OK)
     if is_finished and is_read_only and Journal(job.directory).begun() is None:

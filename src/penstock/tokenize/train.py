@@ -28,12 +28,12 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from penstock.errors import SourceError, TokenizerError
+from penstock.options import ReadSettings, num_cores
 from penstock.paths import expand_user
 from penstock.sources.document import Batch, Reject, allowed_rejects, text_offsets
 from penstock.sources.files import InputFile
 from penstock.sources.listing import list_files
 from penstock.sources.read import read_slice
-from penstock.sources.settings import ReadSettings, num_cores
 from penstock.sources.slices import cut
 from penstock.store.files import write_file
 from penstock.tokenize.bpe import (

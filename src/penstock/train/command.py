@@ -23,7 +23,7 @@ from penstock.errors import (
     StoreError,
     TokenizerError,
 )
-from penstock.formats.detect import TOKEN_SUFFIXES, is_token_file
+from penstock.formats.open import TOKEN_SUFFIXES, is_token_file
 from penstock.paths import expand_user, is_remote, nearby_names, redacted, store_path
 from penstock.recipe import (
     DEFAULT_SIZE,

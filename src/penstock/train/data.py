@@ -13,9 +13,14 @@ from typing import Any
 
 from penstock.cli.progress import build_lines
 from penstock.errors import PlanError, SourceError, StoreBusyError, StoreError
-from penstock.formats.detect import TOKEN_SUFFIXES, holds_files, is_token_file
-from penstock.formats.names import TokenOptions
-from penstock.formats.open import open_tokens, recognised
+from penstock.formats.open import (
+    TOKEN_SUFFIXES,
+    holds_files,
+    is_token_file,
+    open_tokens,
+    recognised,
+)
+from penstock.formats.options import TokenOptions
 from penstock.formats.tables import holds_text
 from penstock.formats.token_files import TokenFiles
 from penstock.ledger import AddedStore, LedgerLine, amended

@@ -1,9 +1,9 @@
 """The vocabulary of a run: its size, and whether all token ids of the data are in it."""
 
 from penstock.errors import PlanError, TrainError
-from penstock.formats.member import Member
-from penstock.formats.sample import check_ids, spread_blocks
-from penstock.formats.token_files import TokenFiles
+from penstock.formats.arrays import check_ids
+from penstock.formats.mapped import spread_blocks
+from penstock.formats.token_files import Member, TokenFiles
 from penstock.loader.run import AnyPlan
 from penstock.rows.protocol import Rows
 from penstock.store.reader import TokenStore

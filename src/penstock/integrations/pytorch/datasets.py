@@ -123,7 +123,7 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
             tokenizer=tokenizer if end_id is None else replace(tokenizer, eos_id=end_id),
             eos=end_id is not None,
             # An object is called from one thread: it may not be safe to use from several.
-            threads=1 if is_object else None,
+            workers=1 if is_object else None,
         )
 
     def _refuse_changed(self) -> None:

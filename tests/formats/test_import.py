@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 import penstock as ps
 from penstock.check.directory import directory_problem
 from penstock.cli.app import app
-from penstock.convert.import_slices import import_slices
-from penstock.convert.source import TokenSource
 from penstock.errors import MissingTokenizerError, StoreError
+from penstock.formats.export import TokenSource
+from penstock.formats.imports import import_slices
+from penstock.options import ReadSettings
 from penstock.sources.listing import list_files
-from penstock.sources.settings import ReadSettings
 
 DOCUMENTS = [[1, 2, 3], [], [4] * 700, [5, 6], [], list(range(250)), [9] * 90, []]
 
@@ -69,29 +69,6 @@ def test_a_set_without_documents_becomes_one_document_for_each_file(tmp_path):
     assert whole_documents(store) == [[number] * 10 for number in range(3)]
 
 
-def test_a_file_without_documents_becomes_one_document(tmp_path):
-    np.arange(1000, dtype="<u2").tofile(tmp_path / "train.bin")
-    path, named = tmp_path / "train.bin", {"format": "nanogpt", "vocab_size": 1000}
-    store = ps.import_tokens(path, tmp_path / "store", **named)
-
-    assert whole_documents(ps.verify(store.path)) == [list(range(1000))]
-
-
-def test_wide_ids_make_a_store_of_uint32(write_files, tmp_path):
-    files = write_files([[70_000, 1], [65_536]], wide=True, vocab_size=70_001)
-    store = ps.import_tokens(files, tmp_path / "store")
-
-    assert store.dtype == np.uint32
-    assert whole_documents(ps.verify(store.path)) == [[70_000, 1], [65_536]]
-
-
-def test_wide_ids_of_a_small_vocabulary_are_narrowed(write_files, tmp_path):
-    store = ps.import_tokens(write_files(DOCUMENTS, wide=True, vocab_size=300), tmp_path / "a")
-
-    assert store.dtype == np.uint16
-    assert whole_documents(store) == [each for each in DOCUMENTS if each]
-
-
 def test_a_loss_mask_is_imported(write_files, tmp_path):
     size = sum(map(len, DOCUMENTS))
     mask = np.random.default_rng(0).integers(0, 2, size)
@@ -100,8 +77,6 @@ def test_a_loss_mask_is_imported(write_files, tmp_path):
     ps.verify(store.path)
     parts = range(len(store.manifest.parts))
     assert np.array_equal(np.concatenate([store.part_array(each, "loss") for each in parts]), mask)
-    back = ps.export_tokens(store, tmp_path / "out", to="parquet")
-    assert np.array_equal(ps.open_tokens(back[0]).part_loss(0), mask)
 
 
 def test_a_store_that_is_exported_and_imported_has_its_tokens(store, tmp_path):
@@ -149,18 +124,6 @@ def test_the_vocabulary_must_be_known_and_fit(write_files, tmp_path, named, mess
 
     with pytest.raises(StoreError, match=message):
         ps.import_tokens(files.path, tmp_path / "store", **named)
-
-
-def test_arguments_of_open_tokens_are_for_paths(write_files, tmp_path):
-    with pytest.raises(StoreError, match="is open already"):
-        ps.import_tokens(write_files([[1]], vocab_size=9), tmp_path / "store", vocab_size=9)
-
-
-def test_files_without_tokens_are_refused(tmp_path):
-    empty = ps.open_tokens(np.zeros(0, np.uint16), vocab_size=9)
-
-    with pytest.raises(StoreError, match="holds no tokens"):
-        ps.import_tokens(empty, tmp_path / "store")
 
 
 def test_a_directory_that_holds_something_else_is_refused(write_files, store, tmp_path):

@@ -1,7 +1,7 @@
 """Compare exports with what the packages of each format read from them.
 
     make .venv-bench/.done
-    nice .venv-bench/bin/python tests/convert/read_exports.py --corpora 60
+    nice .venv-bench/bin/python tests/formats/read_exports.py --corpora 60
 
 Each corpus is a store or a token file with random documents: of one part or of several, with
 documents that are stored in pieces, with empty documents, with loss masks, with narrow and wide
@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 import penstock as ps
-from penstock.convert.flat import write_llmc
+from penstock.formats.export import write_llmc
 from penstock.sources.slices import cut
 
 FORMATS = ("megatron", "nanogpt", "llmc", "parquet")
@@ -51,7 +51,7 @@ def random_source(folder, seed):
             texts, rule = ["".join(texts) * 30 + "."], "auto"
         path = folder / "text.txt"
         path.write_text("\n".join(texts))
-        store = ps.build(path, folder / "store", tokenizer="bytes", documents=rule, threads=1)
+        store = ps.build(path, folder / "store", tokenizer="bytes", documents=rule, workers=1)
         return store, [[*text.encode(), 256] for text in texts]
     most = 70_000 if kind == "wide" else 50_000
     documents = [generator.integers(0, most, length).tolist() for length in lengths]

@@ -1,6 +1,6 @@
 """The names of the formats of token files, and the options that describe them.
 
-The command line loads nothing else of this package.
+The command line and recipes load nothing else of this package.
 """
 
 from dataclasses import dataclass

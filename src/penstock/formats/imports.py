@@ -12,31 +12,58 @@ too, because the source may have changed since then without a trace in its size 
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
-from penstock.convert.import_slices import import_slices, is_equal, make_slice
-from penstock.convert.source import Report, TokenSource
+import numpy as np
+import xxhash
+
 from penstock.digest import canonical_json
 from penstock.errors import StoreError, TokenizerError
-from penstock.formats.names import TokenFormat
+from penstock.formats.export import Report, TokenSource
+from penstock.formats.mapped import Array, Integers
 from penstock.formats.open import open_tokens
+from penstock.formats.options import TokenFormat
 from penstock.formats.token_files import TokenFiles
-from penstock.sources.settings import ReadSettings
+from penstock.options import BuildOptions
+from penstock.sources.document import Tally
 from penstock.store.build import clean_up
 from penstock.store.commit import commit
 from penstock.store.copy import on_this_machine
 from penstock.store.existing import killed_at_the_end, refuse_foreign
-from penstock.store.files import room_for
+from penstock.store.files import HEADER_BYTES, array_layout, room_for, sync_directory
 from penstock.store.folders import make_tree
-from penstock.store.job import BuildSettings, Job
+from penstock.store.job import Job
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
-from penstock.store.manifest import FILE_NAME, JsonObject, read_manifest
+from penstock.store.manifest import (
+    FILE_NAME,
+    JsonObject,
+    PartRecord,
+    part_file,
+    read_manifest,
+)
+from penstock.store.part import PartBuilder
 from penstock.store.reader import TokenStore
 from penstock.store.resume import target_of
 from penstock.store.verify import differences
 from penstock.tokenize.tokenizer import Tokenizer
+
+# As many ids as 64 MB of text have, which is a slice of a build.
+_SLICE_IDS = 1 << 24
+
+
+class ImportSlice(NamedTuple):
+    """The documents of one part."""
+
+    start: int
+    ends: Integers
+    """Where its documents end, as offsets in the source; of a piece, where the piece ends."""
+    continues: bool
+    """Whether its last document continues in the next part."""
+    first: int
+    """The number of its first document in the source."""
 
 
 def import_tokens(  # noqa: PLR0913  (the arguments of `open_tokens`, a store and a callback)
@@ -153,21 +180,8 @@ def _job(files: TokenFiles, directory: Path) -> Job:
         "inputs": [{"name": name, "bytes": size, "format": files.format, "compression": None}],
         "append": False,
     }
-    settings = BuildSettings(
-        inputs=(),
-        store=directory,
-        tokenizer=used,
-        format="auto",
-        documents="auto",
-        field="text",
-        errors="strict",
-        eos=False,
-        bos=False,
-        special_tokens="text",
-        max_bad=0,
-        threads=None,
-    )
-    return Job(settings, directory, [], ReadSettings(), used, recorded)
+    options = BuildOptions(tokenizer=used, eos=False, max_bad=0)
+    return Job(options, directory, [], used, recorded)
 
 
 def _unknown(vocab_size: int) -> JsonObject:
@@ -179,7 +193,7 @@ def _unknown(vocab_size: int) -> JsonObject:
 def _edge_ids(files: TokenFiles) -> tuple[int | None, int | None]:
     """The end and start tokens of the tokenizer, if the first document has them."""
     source, known = TokenSource(files), files.tokenizer
-    end = next((int(ends[ends > 0][0]) for ends in source.ends() if ends.any()), 0)
+    end = int(source.ends[source.ends > 0][0]) if source.num_tokens else 0
     if known is None or not end:
         return None, None
     (first,) = next(source.ids(0, 1, "int64"))
@@ -237,3 +251,78 @@ def _make(job: Job, source: TokenSource, progress: Report | None) -> None:
     commit(job, done)
     # A kill before this line leaves a journal that `killed_at_the_end` recognises.
     journal.end()
+
+
+def import_slices(source: TokenSource, most: int = _SLICE_IDS) -> Iterator[ImportSlice]:
+    """Cut a source into slices of at most `most` ids; only a longer document is divided."""
+    start = first = 0
+    for ends in source.groups(most, 1, 1):
+        stop = int(ends[-1])
+        while stop - start > most:  # a single document
+            start += most
+            yield ImportSlice(start - most, np.array([start]), True, first)
+        yield ImportSlice(start, ends, False, first)
+        start, first = stop, first + len(ends)
+
+
+def make_slice(job: Job, source: TokenSource, number: int, piece: ImportSlice) -> SealedSlice:
+    """Write the part of one slice, synced to disk."""
+    builder = PartBuilder(job.tokenizer, None, None)
+    stop, dtype = int(piece.ends[-1]), job.tokenizer.dtype
+    digest, tokens = xxhash.xxh3_128(), []
+    for array in source.ids(piece.start, stop, dtype.name):
+        digest.update(array.data)
+        tokens.append(array)
+    masks = source.masks(piece.start, stop) if source.member.has_loss else None
+    numbers = piece.first + np.arange(len(piece.ends))
+    origins = np.stack((np.zeros_like(numbers), numbers), axis=1).astype(np.uint64)
+    builder.append(
+        (
+            _joined(tokens, dtype),
+            piece.ends - piece.start,
+            origins,
+            None if masks is None else _joined([*masks], np.dtype(np.uint8)),
+            int(piece.continues),
+        )
+    )
+    part = builder.seal(job.directory, number)
+    sync_directory(job.directory)
+    size = (stop - piece.start) * source.member.dtype.itemsize
+    documents = builder.num_documents - builder.num_continued
+    skipped = len(piece.ends) - builder.num_documents
+    tally = Tally(documents, skipped, document_bytes=size, continued=builder.num_continued)
+    return SealedSlice(number, tally, {"": part}, pieces=[(0, digest.hexdigest())])
+
+
+def _joined(pieces: list[Array], dtype: "np.dtype[np.generic]") -> Array:
+    return np.concatenate([np.zeros(0, dtype), *pieces])
+
+
+def is_equal(job: Job, part: PartRecord, source: TokenSource, piece: ImportSlice) -> bool:
+    """Whether a part on disk has the tokens, documents and loss mask of its slice."""
+    stop = int(piece.ends[-1])
+    bounds = np.unique(piece.ends - piece.start)  # without documents that have no tokens
+    bounds = bounds[bounds > 0]
+    if (part.num_tokens, part.num_documents) != (stop - piece.start, len(bounds)):
+        return False
+    if not part.num_documents:
+        return True
+    if not np.array_equal(_stored(job, part, "bounds"), bounds):
+        return False
+    kinds = [("tokens", source.ids(piece.start, stop, job.tokenizer.dtype.name))]
+    if source.member.has_loss:
+        kinds.append(("loss", source.masks(piece.start, stop)))
+    for kind, arrays in kinds:
+        stored, at = _stored(job, part, kind), 0
+        for array in arrays:
+            if not np.array_equal(stored[at : at + len(array)], array):
+                return False
+            at += len(array)
+    return True
+
+
+def _stored(job: Job, part: PartRecord, kind: str) -> Array:
+    """One array of a part, mapped from its file."""
+    path = job.directory / part_file(part.number, kind)
+    dtype, shape = array_layout(kind, job.tokenizer.dtype, part.num_documents, part.num_tokens)
+    return np.memmap(path, dtype, "r", HEADER_BYTES, shape)

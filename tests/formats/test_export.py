@@ -3,7 +3,6 @@
 import json
 import resource
 import shutil
-from contextlib import ExitStack
 from itertools import count
 
 import numpy as np
@@ -13,12 +12,8 @@ from typer.testing import CliRunner
 
 import penstock as ps
 from penstock.cli.app import app
-from penstock.convert import export
-from penstock.convert.flat import write_llmc
-from penstock.convert.parquet import write_parquet
-from penstock.convert.source import TokenSource
 from penstock.errors import StoreBusyError, StoreError
-from penstock.store.folders import make_tree
+from penstock.formats.export import TokenSource, write_llmc, write_parquet
 from penstock.store.lock import locked
 
 FORMATS = ("megatron", "nanogpt", "llmc", "parquet")
@@ -97,18 +92,6 @@ def test_ids_beyond_uint16_are_exported(to, write_files, tmp_path):
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_the_same_source_gives_the_same_bytes(to, store, tmp_path):
-    for name in ("one", "two"):
-        ps.export_tokens(store, tmp_path / name, to=to)
-    one, two = (
-        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
-        for name in ("one", "two")
-    )
-
-    assert one == two
-
-
-@pytest.mark.parametrize("to", FORMATS)
 def test_both_sides_of_a_split_are_exported(to, tmp_path):
     texts = ps.Texts([f"text {number}" for number in range(60)])
     ps.build(texts, tmp_path / "store", tokenizer="bytes", split="hash:0.3")
@@ -117,93 +100,6 @@ def test_both_sides_of_a_split_are_exported(to, tmp_path):
     names = {str(path.relative_to(tmp_path / "out")) for path in files}
     assert any("train" in name for name in names)
     assert any("val" in name for name in names)
-
-
-def test_nanogpt_holds_no_ids_beyond_uint16(write_files, tmp_path):
-    files = write_files([[70_000]], wide=True, vocab_size=70_001)
-
-    with pytest.raises(StoreError, match="vocabulary of 70,001 ids, and nanoGPT's"):
-        ps.export_tokens(files, tmp_path / "out", to="nanogpt")
-    unknown = write_files([[70_000]], wide=True)
-    with pytest.raises(StoreError, match="the token id 70,000, which does not fit the uint16"):
-        ps.export_tokens(unknown, tmp_path / "out", to="nanogpt")
-    assert not [*tmp_path.glob(".*")]  # nothing is left behind
-
-
-def test_ids_beyond_the_vocabulary_are_refused(tmp_path):
-    ids = np.zeros(1_000_000, np.uint16)
-    ids[100_000] = 60_000  # between two of the blocks that are checked when it is opened
-
-    with pytest.raises(StoreError, match="the token id 60,000, but the vocabulary has 50,257"):
-        ps.export_tokens(ps.open_tokens(ids, vocab_size=50_257), tmp_path / "out", to="megatron")
-
-
-def test_a_loss_mask_is_kept_or_refused(chats, tmp_path):
-    ps.export_tokens(chats, tmp_path / "parquet", to="parquet")
-    mask = chats.part_array(0, "loss")
-    rows = pq.read_table(tmp_path / "parquet" / "train.parquet")["loss_mask"].to_pylist()
-
-    assert mask.tolist() == [bit for row in rows for bit in row]
-    assert 0 < mask.sum() < len(mask)
-    for to in ("megatron", "nanogpt", "llmc"):
-        with pytest.raises(StoreError, match="has a loss mask, and files of the format"):
-            ps.export_tokens(chats, tmp_path / to, to=to)
-        assert ps.export_tokens(chats, tmp_path / to, to=to, drop_loss_mask=True)
-
-
-def test_a_token_file_without_documents_is_one_document(tmp_path):
-    np.arange(500, dtype="<u2").tofile(tmp_path / "train.bin")
-    files = ps.open_tokens(tmp_path / "train.bin", format="nanogpt", vocab_size=500)
-
-    check_export(files, tmp_path / "out", "megatron", [list(range(500))])
-
-
-def test_nothing_is_exported_without_tokens(tmp_path):
-    empty = ps.open_tokens(np.zeros(0, np.uint16))
-
-    with pytest.raises(StoreError, match="holds no tokens, so there is nothing to export"):
-        ps.export_tokens(empty, tmp_path / "out", to="llmc")
-
-
-def test_an_export_is_replaced_only_if_asked(store, tmp_path):
-    out = tmp_path / "out"
-    ps.export_tokens(store, out, to="llmc")
-
-    with pytest.raises(StoreError, match="holds an export already"):
-        ps.export_tokens(store, out, to="megatron")
-    ps.export_tokens(store, out, to="megatron", overwrite=True)
-    names = sorted(path.name for path in out.iterdir())
-    assert names == [".penstock-export.json", "train.bin", "train.idx"]
-
-
-def test_other_files_are_never_replaced(store, tmp_path):
-    out = tmp_path / "out"
-    ps.export_tokens(store, out, to="nanogpt")
-    (out / "notes.txt").write_text("mine")
-    opened = ps.open_tokens(out / "train.bin", format="nanogpt", vocab_size=257)
-
-    with pytest.raises(StoreError, match=r"holds more than an export: notes\.txt"):
-        ps.export_tokens(store, out, to="nanogpt", overwrite=True)
-    with pytest.raises(StoreError, match="the directory to write"):
-        ps.export_tokens(opened, out, to="megatron", overwrite=True)
-    assert (out / "notes.txt").read_text() == "mine"
-
-
-def test_an_unknown_format_is_refused(store, tmp_path):
-    with pytest.raises(StoreError, match=r"to='zip' \(--to\) is not one of megatron, nanogpt"):
-        ps.export_tokens(store, tmp_path / "out", to="zip")
-
-
-def test_documents_that_a_format_cannot_count_are_refused(tmp_path):
-    """The lengths are checked before anything is written, so a sparse file is enough."""
-    path = tmp_path / "x.bin"
-    with path.open("wb") as stream:
-        stream.truncate(2 * 2**31)
-    files = ps.open_tokens(path, format="nanogpt", vocab_size=10)
-
-    message = "a document of 2,147,483,648 tokens, and .*2,147,483,647"
-    with pytest.raises(StoreError, match=message):
-        ps.export_tokens(files, tmp_path / "out", to="megatron")
 
 
 def test_groups_of_documents_fit_and_cover_all(write_files):
@@ -235,63 +131,6 @@ def test_a_full_disk_leaves_nothing_behind(store, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     assert not [*tmp_path.glob("*out*")]
-
-
-def test_a_failed_export_removes_only_the_directory_that_it_made(tmp_path):
-    files = ps.open_tokens(np.array([3_000_000_000], "<u4"), vocab_size=1 << 32)
-    (tmp_path / "empty").mkdir()
-
-    for name in ("out", "empty"):
-        with pytest.raises(StoreError, match="does not fit the int32 ids"):
-            ps.export_tokens(files, tmp_path / name, to="megatron")
-    assert [*tmp_path.iterdir()] == [tmp_path / "empty"]
-
-
-def test_a_refused_export_leaves_the_directory_of_a_running_one(store, tmp_path, monkeypatch):
-    running = ExitStack()
-
-    def make_second(target):  # another export makes and locks the directory just before this one
-        make_tree(target)
-        running.enter_context(locked(target))
-
-    monkeypatch.setattr(export, "make_tree", make_second)
-    with running:
-        with pytest.raises(StoreBusyError):
-            ps.export_tokens(store, tmp_path / "out", to="megatron")
-        assert (tmp_path / "out").is_dir()
-
-
-def test_an_export_or_import_to_a_file_is_refused_with_its_name(store, tmp_path):
-    (tmp_path / "file").write_text("mine")
-    files = ps.open_tokens(np.arange(3), vocab_size=3)
-
-    for target in (tmp_path / "file", tmp_path / "file" / "out"):
-        with pytest.raises(StoreError, match=r"file is a file, and a directory is needed"):
-            ps.export_tokens(store, target, to="megatron")
-        with pytest.raises(StoreError, match=r"file is a file, and a directory is needed"):
-            ps.import_tokens(files, target)
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_a_link_to_a_missing_place_is_not_called_a_file(store, tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "gone")
-
-    for target in (tmp_path / "link", tmp_path / "link" / "out"):
-        with pytest.raises(StoreError, match=r"link is a link to .*gone, which does not exist\."):
-            ps.export_tokens(store, target, to="megatron")
-
-
-def test_a_loss_mask_that_excludes_nothing_is_no_reason_to_refuse_an_export(tmp_path):
-    np.arange(5, dtype="<u2").tofile(tmp_path / "x.ds")
-    np.array([2, 5], "<u8").tofile(tmp_path / "x.ds.index")
-    for mask in ([1, 1, 1, 1, 1], [1, 1, 0, 1, 1]):
-        np.array(mask, "u1").tofile(tmp_path / "x.ds.loss")
-        files = ps.open_tokens(tmp_path / "x.ds", vocab_size=5)
-        if all(mask):
-            check_export(files, tmp_path / "out", "megatron", [[0, 1], [2, 3, 4]])
-        else:
-            with pytest.raises(StoreError, match="has a loss mask, and files of the format"):
-                ps.export_tokens(files, tmp_path / "other", to="megatron")
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -362,3 +201,77 @@ def test_the_loss_mask_of_parquet_is_opened_and_imported_again(chats, tmp_path):
 
     mask = chats.part_array(0, "loss").tolist()
     assert opened.part_loss(0).tolist() == imported.part_array(0, "loss").tolist() == mask
+
+
+REFUSALS = {
+    "format": ([[1, 2]], 9, "zip", r"to='zip' \(--to\) is not one of megatron, nanogpt"),
+    "nothing": ([[]], 9, "llmc", "holds no tokens, so there is nothing to export"),
+    "wide": ([[70_000]], 70_001, "nanogpt", "vocabulary of 70,001 ids, and nanoGPT's"),
+    "wide id": ([[70_000]], None, "nanogpt", "token id 70,000, which does not fit the uint16"),
+    "int32": ([[2**31]], 1 << 32, "megatron", "does not fit the int32 ids"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_source_that_a_format_cannot_hold_is_refused(write_files, tmp_path, name):
+    documents, vocab_size, to, message = REFUSALS[name]
+    files = write_files(documents, wide=True, vocab_size=vocab_size)
+    before = set(tmp_path.iterdir())
+
+    with pytest.raises(StoreError, match=message):
+        ps.export_tokens(files, tmp_path / "out", to=to)
+    assert set(tmp_path.iterdir()) == before  # nothing is left behind
+    with pytest.raises(StoreError, match="is a file, and a directory is needed"):
+        ps.export_tokens(write_files([[1]], vocab_size=9), tmp_path / "x.ds", to="llmc")
+
+
+def test_lengths_beyond_int32_are_refused_before_anything_is_written(tmp_path):
+    path = tmp_path / "x.bin"
+    with path.open("wb") as stream:
+        stream.truncate(2 * 2**31)  # a sparse file
+    files = ps.open_tokens(path, format="nanogpt", vocab_size=10)
+
+    for to in ("megatron", "parquet"):
+        with pytest.raises(StoreError, match="a document of 2,147,483,648 tokens, and "):
+            ps.export_tokens(files, tmp_path / "out", to=to)
+
+
+def test_a_loss_mask_is_kept_refused_or_dropped(chats, write_files, tmp_path):
+    ps.export_tokens(chats, tmp_path / "parquet", to="parquet")
+    mask = chats.part_array(0, "loss")
+    rows = pq.read_table(tmp_path / "parquet" / "train.parquet")["loss_mask"].to_pylist()
+
+    assert mask.tolist() == [bit for row in rows for bit in row]
+    assert 0 < mask.sum() < len(mask)
+    for to in ("megatron", "nanogpt", "llmc"):
+        with pytest.raises(StoreError, match="has a loss mask, and files of the format"):
+            ps.export_tokens(chats, tmp_path / to, to=to)
+        assert ps.export_tokens(chats, tmp_path / to, to=to, drop_loss_mask=True)
+    # A mask that excludes nothing is not lost.
+    files = write_files([[0, 1], [2, 3, 4]], loss=[1] * 5, vocab_size=5)
+    check_export(files, tmp_path / "out", "megatron", [[0, 1], [2, 3, 4]])
+
+
+def test_an_export_is_replaced_only_if_asked_and_other_files_never(store, tmp_path, sums):
+    out = tmp_path / "out"
+    ps.export_tokens(store, out, to="llmc")
+    with pytest.raises(StoreError, match="holds an export already"):
+        ps.export_tokens(store, out, to="megatron")
+    ps.export_tokens(store, out, to="megatron", overwrite=True)
+    names = sorted(path.name for path in out.iterdir())
+    assert names == [".penstock-export.json", "train.bin", "train.idx"]
+    before = sums(out)
+    ps.export_tokens(store, out, to="megatron", overwrite=True)
+    assert sums(out) == before
+    (out / "notes.txt").write_text("mine")
+
+    with pytest.raises(StoreError, match=r"holds more than an export: notes\.txt"):
+        ps.export_tokens(store, out, to="nanogpt", overwrite=True)
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_a_running_export_is_not_disturbed(store, tmp_path):
+    (tmp_path / "out").mkdir()
+    with locked(tmp_path / "out"), pytest.raises(StoreBusyError):
+        ps.export_tokens(store, tmp_path / "out", to="megatron")
+    assert (tmp_path / "out").is_dir()
