@@ -1,7 +1,7 @@
 """Downloads of forked processes, by another process.
 
 A process that was forked after its parent had used obstore cannot use it, see
-`penstock.store.objects.is_forked`. So it starts `python -m penstock.store.forked`, which brings
+`penstock.store.objects.is_forked`. So it starts `python -m penstock.store.remote`, which brings
 files of a store into the cache that both share, or the manifest of the store.
 """
 
@@ -11,10 +11,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from penstock import errors
-from penstock.errors import PenstockError, RemoteError
+from penstock.errors import RemoteError
 from penstock.paths import StoreUrl
 from penstock.streaming.waits import pause
 
@@ -37,7 +36,7 @@ def start(
     """
     # It finds the modules that this process has.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-P", "-m", "penstock.store.forked"]
+    command = [sys.executable, "-P", "-m", "penstock.store.remote"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=output, env=environment, text=True
     )
@@ -63,24 +62,3 @@ def finish(process: "subprocess.Popen[str]") -> str:
             f"{process.returncode}. Use workers that are spawned, not forked."
         )
     return str(answer["digest"])
-
-
-def main() -> None:
-    """Perform the request in stdin, and write its result to stdout; see `start`."""
-    from penstock.store.remote import FileCache, RemoteFile, read_remote_manifest
-
-    request, answer = json.load(sys.stdin), dict[str, Any](digest="")
-    url, files = StoreUrl(request["url"]), [RemoteFile(*each) for each in request["files"]]
-    try:
-        if files:
-            FileCache(url, request["limit"]).fetch(files)
-        else:
-            answer["digest"] = read_remote_manifest(url).digest
-    except (PenstockError, OSError) as error:
-        known = error if isinstance(error, PenstockError) else RemoteError(str(error))
-        answer = {"error": type(known).__name__, "arguments": list(known.args)}
-    sys.stdout.write(f"{json.dumps(answer)}\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -14,12 +14,14 @@ time are removed until there is room. A file that is mapped into memory stays va
 """
 
 import atexit
+import json
 import logging
 import os
 import queue
 import re
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -32,7 +34,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from penstock.digest import digest_bytes
-from penstock.errors import MissingStoreError, RemoteError, StoreError
+from penstock.errors import MissingStoreError, PenstockError, RemoteError, StoreError
 from penstock.paths import NamedFile, StoreUrl
 from penstock.store.files import cache_directory, digest_file, read_file, room_for, write_file
 from penstock.store.forked import finish, start
@@ -484,3 +486,22 @@ def _kept(digest: str) -> Manifest | None:
         _log.debug("%s cannot be used: %r", path, error)
         return None
     return found if found.digest == digest else None
+
+
+def main() -> None:
+    """Perform the request of a forked process, see `penstock.store.forked.start`."""
+    request, answer = json.load(sys.stdin), dict[str, Any](digest="")
+    url, files = StoreUrl(request["url"]), [RemoteFile(*each) for each in request["files"]]
+    try:
+        if files:
+            FileCache(url, request["limit"]).fetch(files)
+        else:
+            answer["digest"] = read_remote_manifest(url).digest
+    except (PenstockError, OSError) as error:
+        known = error if isinstance(error, PenstockError) else RemoteError(str(error))
+        answer = {"error": type(known).__name__, "arguments": list(known.args)}
+    sys.stdout.write(f"{json.dumps(answer)}\n")
+
+
+if __name__ == "__main__":
+    main()
