@@ -41,7 +41,7 @@ import penstock.rows.packing
 import penstock.rows.windows
 from penstock.order.shuffle import Block
 from penstock.order.steps import Shard, Steps
-from penstock.sources.document import Tally
+from penstock.sources.batch import Tally
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.manifest import PartRecord, read_manifest, write_manifest
 from penstock.store.reader import TokenStore

@@ -29,7 +29,7 @@ from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
 from penstock.options import ReadSettings
-from penstock.sources.document import Tally
+from penstock.sources.batch import Tally
 from penstock.sources.listing import list_files
 from penstock.sources.read import read_slice
 from penstock.sources.slices import cut

@@ -54,15 +54,13 @@ MAY_IMPORT = {
     # text as the command line does.
     "train": BASE
     | {"store", "order", "rows", "streaming", "loader", "recipe", "integrations", "cli"}
-    | {"formats", "ledger", "charts"},
-    "recipe": BASE | {"train", "ledger", "formats.options"},
-    # The amendments of a recipe's plan, in a file that is written like those of a store.
-    "ledger": BASE | {"store", "order", "rows.protocol"},
+    | {"formats", "charts"},
+    "recipe": BASE | {"train", "formats.options"},
     # It opens the data of a recipe as the trainer does, also at a URL, and has nothing to do with a
     # terminal.
     "inspect": BASE
     | {"tokenize", "store", "order", "rows", "loader", "recipe", "train"}
-    | {"formats", "ledger"},
+    | {"formats"},
     # A page shows what `inspect` finds, and escapes text as the command line does.
     "report": BASE | {"charts", "tokenize", "store", "order", "formats", "train", "inspect", "cli"},
 }

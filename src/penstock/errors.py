@@ -20,8 +20,7 @@
     │   └── UnknownLengthError (TypeError) there is no length, or it is not known yet
     ├── ResumeError       (ValueError)     a state belongs to other data or another order
     ├── RecipeError       (ValueError)     a recipe is not valid
-    │   ├── MissingRecipeError (FileNotFoundError)    a recipe does not exist
-    │   └── LedgerError   (ValueError)     a ledger is damaged, or belongs to another plan
+    │   └── MissingRecipeError (FileNotFoundError)    a recipe does not exist
     ├── TrainError        (RuntimeError)   a training run cannot continue
     └── MissingExtraError (ImportError)    an optional package is not installed
 
@@ -131,10 +130,6 @@ class RecipeError(PenstockError, ValueError):
 
 class MissingRecipeError(RecipeError, FileNotFoundError):
     """A recipe does not exist."""
-
-
-class LedgerError(RecipeError):
-    """The amendments of a recipe are damaged, or belong to another plan."""
 
 
 class TrainError(PenstockError, RuntimeError):

@@ -45,6 +45,18 @@ def redacted(url: str) -> str:
     return re.sub(r"//[^/]*@", "//", url).partition("?")[0]
 
 
+def without_secrets(error: BaseException) -> str:
+    """The message of an error, without the users, passwords and queries of addresses in it.
+
+    >>> without_secrets(ValueError("403 for 'https://me:pw@host/a.txt?sig=1'"))
+    "403 for 'https://host/a.txt?…'"
+    """
+    text = re.sub(r"//[^/\s]*@", "//", str(error) or type(error).__name__)
+    text = re.sub(r"\?[^\s'\")]+", "?…", text)
+    # A server decides how long a header is that a message repeats.
+    return re.sub(r"(\S{80})\S+", r"\1…", " ".join(text.split()))
+
+
 def expand_user(path: str | os.PathLike[str]) -> Path:
     """`path` with the home directory in place of a leading `~`; a file `./~x` keeps its name."""
     found = Path(os.path.expanduser(path))  # noqa: PTH111  (`Path` would drop "./" before it)

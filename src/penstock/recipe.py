@@ -22,11 +22,10 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from penstock.errors import MissingRecipeError, PlanError, RecipeError
 from penstock.formats.options import TokenOptions
-from penstock.ledger import LedgerLine, ledger_path, read_ledger
 from penstock.paths import expand_user
 from penstock.train.bundled import bundled_recipes
 from penstock.train.config import (
@@ -137,6 +136,14 @@ class DataConfig:
             )
 
 
+class EarlierSources(NamedTuple):
+    """The sources that a run had up to a position; after it, its recipe has others."""
+
+    until: int
+    """The first position with the sources that come next."""
+    sources: dict[str, SourceConfig]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """The settings of a run whose data is not opened yet."""
@@ -149,8 +156,8 @@ class Recipe:
     training: TrainingConfig
     path: Path | None = None
     """The file, for messages; None if the settings come from a command line."""
-    ledger: tuple[LedgerLine, ...] = ()
-    """The amendments of its runs; see `penstock.ledger`."""
+    earlier: tuple[EarlierSources, ...] = ()
+    """The sources that its run had before the recipe was changed, in the order of the run."""
 
     def model_config(self, vocab_size: int) -> ModelConfig:
         """Return the model for rows of `data.length` tokens and the vocabulary of the data.
@@ -194,8 +201,7 @@ def read_recipe(path: str | Path, changes: Tables | None = None) -> Recipe:
         set_value(tables, name, value)
         if name == "data.train":
             tables["data"].pop("sources", None)  # one text replaces the mixture
-    ledger = read_ledger(ledger_path(path))
-    return replace(parse_recipe(tables, str(path)), path=path, ledger=ledger)
+    return replace(parse_recipe(tables, str(path)), path=path)
 
 
 def _parse_toml(text: str) -> Tables:

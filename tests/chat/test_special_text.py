@@ -18,7 +18,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from penstock.chat.chat import Chat
 from penstock.chat.template import Template
-from penstock.sources.document import binary_array
+from penstock.sources.batch import binary_array
 from penstock.tokenize.tokenizer import load_tokenizer
 
 WORDS = [

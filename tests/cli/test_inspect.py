@@ -57,7 +57,6 @@ COMMANDS = {
     "tokenizers": [
         ["inspect", "run", "--step", "3", "--around", "1"],
         ["report", "run"],
-        ["amend", "mix.toml", "--skip", "6:7", "--set", "training.steps=9"],
     ],
 }
 

@@ -7,8 +7,6 @@ import pytest
 
 import penstock as ps
 from penstock.inspect import RunSteps
-from penstock.inspect.documents import document_span
-from penstock.order.amend import sources_at
 from penstock.order.steps import Steps
 from penstock.sources.slices import cut
 
@@ -116,65 +114,35 @@ def random_sizes(random):
 
 
 @pytest.fixture(scope="session")
-def amended_run(stores, make_rows):
-    """A run with random amendments by its seed.
+def continued_run(stores, make_rows):
+    """A run by its seed whose weights and sources change up to four times.
 
-    Also returns the plan before each amendment with its position, and a plan with the same
-    amendments that excludes no documents.
+    Also returns the plan before each change with its position.
     """
 
-    def amended_run(seed, most):
+    def continued_run(seed, most):
         random = np.random.default_rng(seed)
         plan, sizes = random_plan(random, stores, make_rows), random_sizes(random)
-        history, position, plain = [], 0, plan
+        history, position = [], 0
         for _ in range(random.integers(1, 5)):
             position += int(random.integers(0, 50)) * int(random.random() < 0.8)
-            if options := random_amendment(random, plan, position, stores, make_rows):
+            if position < plan.end:
                 history.append((plan, position))
-                plan = plan.amend(position, **options)
-                options.pop("exclude", None)
-                plain = plain.amend(position, **options) if options else plain
+                plan = plan.continued(position, **random_change(random, plan, stores, make_rows))
         steps = Steps(sizes)
         total = min(most, steps.count(min(plan.end, 2**40), drop_last=True))
-        return plan, sizes, RunSteps(steps, total=total), history, plain
+        return plan, sizes, RunSteps(steps, total=total), history
 
-    return amended_run
+    return continued_run
 
 
-def random_amendment(random, plan, position, stores, make_rows):
-    """Arguments of `Plan.amend` at a position; {} if the plan ends before it."""
-    options, skip = {}, int(random.integers(1, 30)) * int(random.random() < 0.3)
-    if position + skip + 1 >= plan.end:
-        return {}
-    start = plan._skips.after(position) + skip
-    read = sorted(sources_at(plan, plan._settings.stages, start))
-    later = [each for each in plan._settings.stages if each.position > start]
-    has_weights = plan.is_weighted or len(plan.names) == 1
-    kind = random.choice(["weights", "add", "drop", "exclude"] if has_weights else ["exclude"])
-    if kind == "add":
+def random_change(random, plan, stores, make_rows):
+    """Arguments of `Plan.continued`: weights, and often a new source."""
+    sources = {name: each for name, each in plan.sources.items() if random.random() < 0.8}
+    if random.random() < 0.5 or not sources:
         kinds = ["windows", "overlapping", "gaps"]
         kinds += ["packs"] * any(rows.whole_documents for rows in plan.sources.values())
         rows = make_rows[random.choice(kinds)](stores[random.choice(list(stores))])
-        idle = [name for name in plan.names if name not in read]
-        added = {f"added {len(plan.names)}": rows}
-        if idle and random.random() < 0.5:
-            added = {str(random.choice(idle)): None}
-        options["add"] = added
-        read = [*read, *added]
-    if kind == "drop" and len(read) > 1 and not later:
-        options["drop"] = [str(random.choice(read))]
-        read = [name for name in read if name not in options["drop"]]
-    if has_weights and kind in ("weights", "add"):
-        options["weights"] = {name: int(random.integers(1, 9)) for name in read}
-    if kind == "exclude" or random.random() < 0.3:
-        options["exclude"] = dict([random_document(random, plan) for _ in range(2)])
-    return {**options, "skip": skip} if skip else options
-
-
-def random_document(random, plan):
-    """The name of a source, and the span of one of its documents."""
-    name = str(random.choice(plan.names))
-    rows = plan.sources[name]
-    (store,) = rows.stream.members
-    begins = [each for each in range(len(store)) if store.edges(each)[0]]
-    return name, [document_span(rows, 0, store, int(random.choice(begins)))]
+        sources[f"added {len(plan.names)}"] = rows
+    weights = {name: int(random.integers(1, 9)) for name in sources}
+    return {"weights": weights, "sources": sources}

@@ -67,14 +67,14 @@ def test_many_random_runs_read_what_was_predicted(random_run, figure):
     figure(f"400 random runs, {steps:,} steps: rows of each source and tokens as predicted")
 
 
-def test_amended_runs_read_what_was_predicted(amended_run):
-    assert sum(check_run(*amended_run(seed, 25)[:3]) for seed in range(10)) > 120
+def test_continued_runs_read_what_was_predicted(continued_run):
+    assert sum(check_run(*continued_run(seed, 25)[:3]) for seed in range(10)) > 120
 
 
 @pytest.mark.torture
-def test_many_amended_runs_read_what_was_predicted(amended_run, figure):
-    steps = sum(check_run(*amended_run(seed, 40)[:3]) for seed in range(2_000, 2_200))
-    figure(f"200 amended runs, {steps:,} steps: rows of each source and tokens as predicted")
+def test_many_continued_runs_read_what_was_predicted(continued_run, figure):
+    steps = sum(check_run(*continued_run(seed, 40)[:3]) for seed in range(2_000, 2_200))
+    figure(f"200 continued runs, {steps:,} steps: rows of each source and tokens as predicted")
 
 
 def test_the_text_of_a_row_has_the_borders_of_documents_and_the_loss_mask(stores, gpt2_chat):

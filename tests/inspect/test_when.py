@@ -83,19 +83,19 @@ def test_when_equals_a_search_in_many_random_mixtures(random_run, figure):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_when_equals_a_search_in_amended_runs(amended_run, seed):
-    plan, _, steps, *_ = amended_run(300 + seed, 10**6)
+def test_when_equals_a_search_in_continued_runs(continued_run, seed):
+    plan, _, steps, *_ = continued_run(300 + seed, 10**6)
 
     assert check_when(plan, steps, min(plan.end, 250)) > 30
 
 
 @pytest.mark.torture
-def test_when_equals_a_search_in_many_amended_runs(amended_run, figure):
+def test_when_equals_a_search_in_many_continued_runs(continued_run, figure):
     found = 0
     for seed in range(6_000, 6_200):
-        plan, _, steps, *_ = amended_run(seed, 10**6)
+        plan, _, steps, *_ = continued_run(seed, 10**6)
         found += check_when(plan, steps, min(plan.end, 3 * sum(plan.sizes)))
-    figure(f"200 amended runs of three epochs, {found:,} documents: all steps found")
+    figure(f"200 continued runs of three epochs, {found:,} documents: all steps found")
 
 
 def test_a_document_is_found_by_its_number_also_by_that_of_a_later_piece(stores):
@@ -170,14 +170,10 @@ def test_seen_counts_rows_and_epochs_of_each_source(stores):
     assert seen(plan, steps, 0).position == 0
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "chats", "excluding"])
+@pytest.mark.parametrize("kind", [*KINDS, "chats"])
 def test_targets_said_to_be_exact_are_those_that_were_trained_on(stores, make_rows, kind):
     if kind == "chats":
         plan = ps.Plan(ps.Packs(stores["chats"], LENGTH))
-    elif kind == "excluding":
-        plan = ps.Plan(ps.Windows(stores["lines"], LENGTH))
-        (found,) = find_documents(plan, "lines.txt", 0)
-        plan = plan.amend(0, exclude={plan.names[0]: [found.span]})
     else:
         plan = ps.Plan(make_rows[kind](stores["lines"]))
     epoch = sum(plan.sizes)
@@ -191,7 +187,7 @@ def test_targets_said_to_be_exact_are_those_that_were_trained_on(stores, make_ro
             assert each.tokens_exact
         if kind == "windows" and rows != 1:
             assert each.tokens_exact
-        if kind in ("packs", "chats", "excluding") and rows == epoch // 2:
+        if kind in ("packs", "chats") and rows == epoch // 2:
             assert not each.tokens_exact
 
 

@@ -39,8 +39,8 @@ def loaders(first, second):
     stages = {0: {"first": 3, "second": 1}, 64: {"first": 1, "second": 3}}
     scheduled = penstock.Plan(mixture, schedule=stages, seed=17)
     yield "schedule", penstock.Loader(scheduled, batch_size=4)
-    amended = mixed.amend(12, weights={"first": 1, "second": 1}).amend(40, skip=8)
-    yield "amended", penstock.Loader(amended, batch_size=4)
+    continued = mixed.continued(12, weights={"first": 1, "second": 1})
+    yield "continued", penstock.Loader(continued, batch_size=4)
 
 
 def test_states_are_the_same_bytes_as_ever(stores):

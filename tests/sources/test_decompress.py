@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import SourceError
 from penstock.options import ReadSettings
-from penstock.sources.decompress import Expanded
+from penstock.sources.files import Expanded
 from penstock.sources.listing import list_files
 
 PACK = {
@@ -45,6 +45,14 @@ def test_all_members_are_read_one_after_another(kind, pieces, scratch):
     assert expanded(path) == b"".join(pieces)
 
 
+def test_bytes_that_were_peeked_are_read_again(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"abcdefgh")
+
+    with contextlib.closing(Expanded(list_files(tmp_path, ReadSettings())[0])) as stream:
+        assert [stream.peek(5), stream.peek(2), stream.read(1)] == [b"abcde", b"ab", b"a"]
+        assert [stream.peek(6), stream.read(9), stream.peek(1)] == [b"bcdefg", b"bcdefgh", b""]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_documents_may_span_members_and_slices(kind, read, tmp_path):
     lines = [b"line %d %s" % (number, b"x" * (number % 300)) for number in range(500)]
@@ -68,29 +76,6 @@ def test_a_file_cut_anywhere_is_refused(kind, tmp_path):
         path.write_bytes(whole[:length])
         with pytest.raises(SourceError, match=r"cut off"):
             expanded(path)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_second_member_cut_anywhere_is_refused(kind, tmp_path):
-    one, two = PACK[kind](b"first\n"), PACK[kind](b"second\n" * 20)
-    path = tmp_path / f"a.txt.{kind}"
-    for length in range(1, len(two)):
-        path.write_bytes(one + two[:length])
-        with pytest.raises(SourceError, match=r"cannot be decompressed past byte .*cut off"):
-            expanded(path)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_file_that_ends_between_two_members_is_refused(kind, tmp_path):
-    """The data itself looks whole; the size of the file says that there was more."""
-    path = tmp_path / f"a.txt.{kind}"
-    one, two = PACK[kind](b"first\n"), PACK[kind](b"second\n")
-    path.write_bytes(one + two)
-    (file,) = list_files(path, ReadSettings(format="text"))
-    path.write_bytes(one)
-
-    with pytest.raises(SourceError, match=rf"ended after {len(one)} bytes, but it had \d+ when"):
-        expanded(path, file=file)
 
 
 @pytest.mark.parametrize("every", [9_973, pytest.param(61, marks=pytest.mark.torture)])

@@ -61,7 +61,7 @@ def test_texts_beside_a_long_dictionary_are_read_in_blocks(tmp_path, read):
 def test_every_cut_and_flip_of_the_metadata_of_a_compressed_stream_is_an_error_or_text(tmp_path):
     from penstock.options import ReadSettings
     from penstock.sources.listing import list_files
-    from penstock.sources.tables import table_spans
+    from penstock.sources.tables import row_group_sizes
 
     path = tmp_path / "a.arrow"
     write_arrow(path, repeated(10, 20), "zstd")
@@ -70,4 +70,4 @@ def test_every_cut_and_flip_of_the_metadata_of_a_compressed_stream_is_an_error_o
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
         (file,) = list_files(path, ReadSettings())
         with contextlib.suppress(SourceError):
-            list(table_spans(file, ReadSettings(), 1 << 20))
+            row_group_sizes(file, "text")

@@ -5,9 +5,8 @@ import xxhash
 
 from penstock.options import ReadSettings
 from penstock.sources import read
-from penstock.sources.digests import SpanDigests
 from penstock.sources.listing import list_inputs
-from penstock.sources.read import read_slice
+from penstock.sources.read import SpanDigests, read_slice
 from penstock.sources.slices import cut
 from penstock.store.inputs import piece_digests
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.sources.document import binary_array, bool_array, byte_lengths, null_rows
+from penstock.sources.batch import binary_array, bool_array, byte_lengths, null_rows
 
 TEXTS = st.lists(st.one_of(st.none(), st.binary(max_size=9)), max_size=30)
 KINDS = [pa.large_binary(), pa.large_string()]

@@ -153,7 +153,7 @@ def test_a_refusal_says_so_and_no_secret(server, status, words):
 
 def test_a_server_without_a_length_or_a_sign_of_change_is_refused(server):
     server.validators = {}
-    with pytest.raises(SourceError, match="neither ETag nor Last-Modified"):
+    with pytest.raises(SourceError, match="does not give ETag or Last-Modified"):
         list_files(server.url, ReadSettings())
 
 

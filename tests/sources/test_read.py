@@ -60,25 +60,6 @@ def test_the_mark_of_another_encoding_is_seen_in_blocks_of_any_size(mark, block,
             read(scratch / "mark.txt")
 
 
-def test_a_document_that_is_not_utf8_is_rejected_and_its_neighbours_are_not(read, tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"good\nbad \xff byte\nalso good\n")
-    found = read(tmp_path / "a.txt")
-
-    assert found.texts == [b"good", b"also good"]
-    (reject,) = found.rejects
-    assert (reject.offset, reject.num_bytes, reject.reason) == (5, 10, "invalid_utf8")
-    assert reject.detail == "invalid start byte at byte 4 of the text"
-
-
-def test_bad_bytes_can_be_replaced_and_are_counted(read, tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"good\nbad \xff\xe2\x82 byte\n\xef\xbf\xbd\n")
-    found = read(tmp_path / "a.txt", errors="replace")
-
-    assert found.texts == [b"good", "bad \ufffd\ufffd byte".encode(), "\ufffd".encode()]
-    assert (found.tally.documents, found.tally.replaced, found.rejects) == (3, 1, [])
-    assert found.tally.total_bytes == 5 + 13 + 4
-
-
 @given(lines=st.lists(st.binary(max_size=12), max_size=12))
 def test_strict_and_replace_differ_only_where_python_fails_to_decode(lines, read, scratch):
     data = b"\n".join(lines)

@@ -4,12 +4,16 @@ import gzip
 import io
 from itertools import pairwise
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.options import ReadSettings
 from penstock.sources.listing import list_files
+from penstock.sources.settings import Texts
 from penstock.sources.slices import cut
 
 names = st.sampled_from(["a.txt", "b.jsonl", "c.txt.gz", "d.txt", "e.jsonl.gz", "f.txt"])
@@ -59,15 +63,6 @@ def test_a_thousand_small_files_are_not_a_thousand_slices(read, tmp_path):
     assert [file for file, _ in found.places] == list(range(1_800))
 
 
-def test_small_files_of_all_kinds_are_grouped_together(tmp_path):
-    for number in range(20):
-        (tmp_path / f"{number:02d}.txt").write_bytes(b"text\n")
-        (tmp_path / f"{number:02d}.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
-    _, pieces = slices(tmp_path, 64_000_000)
-
-    assert len(pieces) == 1
-
-
 @pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
 def test_a_big_file_makes_slices_of_about_the_wanted_size(tmp_path, suffix):
     data = b"".join(b"%06d some line of text\n" % number for number in range(20_000))
@@ -96,13 +91,6 @@ def test_one_record_longer_than_many_slices_makes_one_slice(tmp_path):
     ]
 
 
-def test_cutting_depends_on_the_inputs_alone(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"line of text\n" * 5_000)
-    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"line of text\n" * 5_000))
-
-    assert slices(tmp_path, 7_000) == slices(tmp_path, 7_000)
-
-
 @pytest.mark.parametrize("end", [b"", b"<|endoftext|>"])
 def test_a_long_record_is_looked_through_once(tmp_path, end):
     """A separator that does not occur must not make every slice look to the end of the file."""
@@ -123,3 +111,91 @@ def test_a_long_record_is_looked_through_once(tmp_path, end):
 
     assert len(pieces) == 1
     assert sum(read) < 2 * files[0].size
+
+
+MB = 1_000_000
+
+
+def sizes_of(inputs, **options):
+    """The MB of text, or of a table, in each slice of a build."""
+    reading = ReadSettings(**{"documents": "lines", **options})
+    files = list_files(inputs, reading)
+    for piece in cut(files, reading, is_cut_safe=lambda left, right: True):
+        if files[0].format in ("text", "jsonl"):
+            yield sum(span.stop - span.start for span in piece.spans) / MB
+        else:
+            yield piece.disk_bytes / MB
+
+
+def write_sparse(path, num_bytes):
+    """Lines of 1 MB, which take no room on the disk."""
+    with path.open("wb") as stream:
+        for end in range(MB, num_bytes + 1, MB):
+            stream.seek(end - 1)
+            stream.write(b"\n")
+        stream.truncate(num_bytes)
+
+
+@pytest.mark.parametrize("suffix", ["txt", "jsonl"])
+def test_the_slices_of_a_build_begin_small(suffix, tmp_path):
+    write_sparse(tmp_path / f"a.{suffix}", 300 * MB)
+
+    assert list(sizes_of(tmp_path / f"a.{suffix}")) == [4, 16, 70, 70, 70, 70]
+
+
+@pytest.mark.parametrize(
+    ("documents", "expected"),
+    [("lines", [4, 16, 64, 64, 64, 88]), ("auto", [5, 17, 65, 65, 65, 83])],
+)
+def test_the_slices_of_a_compressed_file_begin_small(documents, expected, tmp_path):
+    line = b"some words in a line" * 50_000
+    with (tmp_path / "a.txt.zst").open("wb") as raw, zstandard.open(raw, "wb") as stream:
+        for _ in range(300):
+            stream.write(line[:-1] + b"\n")
+
+    assert list(sizes_of(tmp_path, documents=documents)) == expected
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "expected"),
+    [
+        (3, [3]),
+        (6, [6]),
+        (7, [4, 3]),
+        (21, [4, 17]),
+        (29, [4, 16, 9]),
+        (85, [4, 16, 65]),
+        (90, [4, 16, 70]),
+    ],
+)
+@pytest.mark.parametrize("documents", ["lines", "auto"])
+def test_no_slice_at_the_end_is_tiny(megabytes, expected, documents, tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"some words in a line\n" * (megabytes * MB // 21))
+
+    sizes = list(sizes_of(tmp_path / "a.txt", documents=documents))
+    assert sizes == pytest.approx(expected, abs=0.01)
+
+
+def test_small_files_fill_slices_that_begin_small(tmp_path):
+    for number in range(100):
+        write_sparse(tmp_path / f"{number:03d}.txt", MB)
+
+    assert list(sizes_of(tmp_path)) == [4, 16, 64, 16]
+
+
+def test_the_next_file_continues_the_ramp_and_only_the_inputs_decide(tmp_path):
+    for name, size in (("a.txt", 2), ("b.txt", 60), ("c.txt", 100)):
+        write_sparse(tmp_path / name, size * MB)
+
+    sizes = list(sizes_of(tmp_path))
+    assert sizes == [2, 16, 44, 50, 50]
+    assert list(sizes_of(tmp_path)) == sizes
+
+
+def test_tables_and_texts_fill_the_ramp_as_far_as_they_allow(tmp_path):
+    table = pa.table({"text": ["x" * 100_000] * 1_000})
+    options = {"row_group_size": 10, "use_dictionary": False, "compression": "NONE"}
+    pq.write_table(table, tmp_path / "a.parquet", **options)
+
+    assert list(sizes_of(tmp_path / "a.parquet")) == pytest.approx([4, 19, 77], abs=1)
+    assert list(sizes_of(Texts(["x" * MB] * 100))) == [4, 16, 80]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.sources.splitters import find_all, splitter_for
+from penstock.sources.text import find_all, splitter_for
 
 WHITE = b" \t\r"
 HOW = [

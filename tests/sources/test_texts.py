@@ -32,14 +32,6 @@ def test_blank_texts_can_be_kept(read):
     assert read(Texts(texts)).texts == [b"one", b"two"]
 
 
-def test_a_lone_surrogate_is_rejected_or_replaced(read):
-    texts = Texts(["good", "bad \ud800", "fine"])
-
-    assert read(texts).texts == [b"good", b"fine"]
-    assert read(texts).reasons == ["invalid_utf8"]
-    assert read(texts, errors="replace").texts[1].decode().startswith("bad \ufffd")
-
-
 def test_what_is_not_a_string_is_refused_by_its_number():
     with pytest.raises(SourceError, match=r"Text 1 is of type bytes, not a string: b'x'"):
         Texts(["a", b"x"])

@@ -13,10 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import SourceError
-from penstock.options import ReadSettings
-from penstock.sources.listing import list_files
-
 PR_CAPBSET_DROP = 24
 CAPABILITIES = (1, 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
 LIST = """
@@ -133,38 +129,6 @@ for name in ("listdir", "scandir"):
         assert "Input/output error" in answer
 
 
-def test_links_to_directories_are_followed_and_loops_end(tmp_path):
-    real = tmp_path / "elsewhere"
-    real.mkdir()
-    (real / "2.txt").write_text("two")
-    root = tmp_path / "tree"
-    root.mkdir()
-    (root / "1.txt").write_text("one")
-    (root / "linked").symlink_to(real)
-    (root / "loop").symlink_to(root)
-    expected = [str(root / "1.txt"), str(root / "linked" / "2.txt")]
-
-    assert [file.name for file in list_files(root, ReadSettings())] == expected
-
-
-@pytest.mark.parametrize("kind", ["loop", "dead"])
-@pytest.mark.parametrize("pattern", ["", "*.txt"])
-def test_a_link_that_leads_nowhere_is_an_error(tmp_path, kind, pattern):
-    (tmp_path / "1.txt").write_text("one")
-    target = tmp_path / ("2.txt" if kind == "loop" else "gone")
-    (tmp_path / "2.txt").symlink_to(target)
-
-    with pytest.raises(SourceError, match=r"2\.txt"):
-        list_files(str(tmp_path / pattern), ReadSettings())
-
-
-def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "pipe.txt")
-    for inputs in (tmp_path, tmp_path / "pipe.txt", f"{tmp_path}/*.txt"):
-        with pytest.raises(SourceError, match="not a regular file"):
-            list_files(str(inputs), ReadSettings())
-
-
 def naive_glob(root, pattern):
     """What a pattern means, by trying it on every path that there is."""
     import glob
@@ -175,7 +139,7 @@ def naive_glob(root, pattern):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_patterns_mean_what_they_mean_to_glob(tmp_path, seed, monkeypatch):
-    from penstock.sources.walk import matching
+    from penstock.sources.listing import KINDS, _Finder
 
     rng = random.Random(seed)
     monkeypatch.chdir(tmp_path)
@@ -194,4 +158,5 @@ def test_patterns_mean_what_they_mean_to_glob(tmp_path, seed, monkeypatch):
         expected = naive_glob(root, prefix + pattern)
         if prefix == "./":
             expected = sorted(f"./{name}" for name in naive_glob(root, pattern))
-        assert sorted(matching(prefix + pattern)) == expected, prefix + pattern
+        finder = _Finder({kind: set() for kind in KINDS})
+        assert sorted(finder.matching(prefix + pattern)) == expected, prefix + pattern

@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock.errors import SourceError, StoreError, TokenizerError
-from penstock.sources.document import Tally
+from penstock.sources.batch import Tally
 from penstock.sources.settings import Texts
 from penstock.tokenize.tokenizer import load_tokenizer
 

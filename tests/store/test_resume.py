@@ -299,7 +299,7 @@ def test_damaged_times_of_inputs_are_ignored_and_the_contents_compared(inputs, t
 def test_rejects_are_counted_once_for_each_slice(inputs, tmp_path):
     """A build of 100,000 slices must not count the first ones 100,000 times."""
     from penstock.options import BuildOptions
-    from penstock.sources.document import Reject, Tally
+    from penstock.sources.batch import Reject, Tally
     from penstock.store.job import Job
     from penstock.store.journal import SealedSlice
     from penstock.store.refusals import BadRecords

@@ -18,7 +18,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 import penstock as ps
 from penstock.errors import SourceError, StoreError
 from penstock.options import ReadSettings
-from penstock.sources import whole
+from penstock.sources import text as text_module
 from penstock.sources.listing import list_files
 from penstock.sources.slices import cut
 from penstock.store.cuts import cut_safety
@@ -248,7 +248,8 @@ def test_a_tokenizer_without_a_place_is_refused_above_one_slice(
     name, suffix, tokenizer_of, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", 4_000)
-    monkeypatch.setattr("penstock.sources.whole.RANGE_BYTES", 500)
+    for module in ("text", "slices"):
+        monkeypatch.setattr(f"penstock.sources.{module}.RANGE_BYTES", 500)
     text = "".join(f"line {number} of a text\n" for number in range(600)).encode()
     path = tmp_path / f"a.{suffix}"
     path.write_bytes(gzip.compress(text) if suffix.endswith("gz") else text)
@@ -278,7 +279,7 @@ def text():
 def sliced(monkeypatch):
     """Slices of 4,000 bytes, and blocks of a few hundred for the tokenizer."""
     monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", 4_000)
-    monkeypatch.setattr(whole, "BLOCK_BYTES", 500)
+    monkeypatch.setattr(text_module, "BLOCK_BYTES", 500)
 
 
 @pytest.mark.usefixtures("sliced")
@@ -393,7 +394,7 @@ def test_a_file_below_a_slice_is_one_document_without_pieces(tmp_path, text, tok
 def test_blocks_change_nothing(block, tmp_path, text, monkeypatch, sums, gpt2):
     (tmp_path / "a.txt").write_bytes(text)
     ps.build(tmp_path / "a.txt", tmp_path / "one", tokenizer=gpt2)
-    monkeypatch.setattr(whole, "BLOCK_BYTES", block)
+    monkeypatch.setattr(text_module, "BLOCK_BYTES", block)
     ps.build(tmp_path / "a.txt", tmp_path / "many", tokenizer=gpt2)
 
     assert sums(tmp_path / "one") == sums(tmp_path / "many")
@@ -470,7 +471,7 @@ def test_what_separates_documents(
 @pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
 @pytest.mark.parametrize(("place", "separated"), [(980, True), (987, True), (988, False)])
 def test_only_the_first_64_megabytes_decide(suffix, place, separated, tmp_path, monkeypatch):
-    for module in ("whole", "slices"):
+    for module in ("text", "slices"):
         monkeypatch.setattr(f"penstock.sources.{module}.RULE_BYTES", 1_000)
     monkeypatch.setattr("penstock.sources.read.BLOCK_BYTES", 64)
     data = b"x" * place + b"<|endoftext|>" + b"y" * 2_000

@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 
 from penstock.errors import TokenizerError
-from penstock.sources.document import binary_array
+from penstock.sources.batch import binary_array
 from penstock.tokenize.supported import PATTERNS
 from penstock.tokenize.tokenizer import load_tokenizer
 

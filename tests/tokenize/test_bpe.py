@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import penstock as ps
-from penstock.sources.document import binary_array
+from penstock.sources.batch import binary_array
 from penstock.tokenize.bpe import (
     add_counts,
     count_pieces,

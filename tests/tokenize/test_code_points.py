@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.sources.document import Batch, SeparatedTexts
+from penstock.sources.batch import Batch, SeparatedTexts
 from penstock.tokenize.engines import TokenizersEngine
 from penstock.tokenize.supported import PATTERNS, cut, find, listed_ranges
 from penstock.tokenize.tokenizer import load_tokenizer

@@ -9,7 +9,7 @@ import pytest
 
 import penstock
 from penstock.errors import TokenizerError, TokenMismatchError
-from penstock.sources.document import Batch
+from penstock.sources.batch import Batch
 from penstock.sources.settings import Texts
 from penstock.tokenize.compare import SliceSample, compare
 from penstock.tokenize.definition import Definition

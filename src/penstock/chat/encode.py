@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from penstock.chat.messages import ANCHOR, ChatText, Span
 from penstock.chat.special_tokens import TokenFinder
 from penstock.errors import TokenizerError
-from penstock.sources.document import binary_array
+from penstock.sources.batch import binary_array
 from penstock.tokenize.compare import first_difference
 from penstock.tokenize.engines import ByteEngine, Encoded, ObjectEngine, offsets_of
 from penstock.tokenize.gigatoken import GigatokenEngine

@@ -260,7 +260,7 @@ class _Run:
 
     def check_speed(self) -> str:
         """Check that tokens are loaded fast enough."""
-        from penstock.sources.document import binary_array
+        from penstock.sources.batch import binary_array
 
         texts = binary_array(self._texts)
         # The tokenizer was loaded and warmed up by the build, so only encoding is measured.

@@ -8,13 +8,11 @@ from typing import BinaryIO
 from penstock.cli.units import number_of
 from penstock.errors import SourceError
 from penstock.options import ReadSettings
-from penstock.sources.decompress import Expanded
-from penstock.sources.document import Reject
-from penstock.sources.files import InputFile, byte_order_mark, open_file
+from penstock.sources.batch import Reject
+from penstock.sources.files import Expanded, InputFile, byte_order_mark, open_file
 from penstock.sources.read import read_slice
 from penstock.sources.slices import cut
-from penstock.sources.splitters import splitter_for
-from penstock.sources.whole import file_rule
+from penstock.sources.text import file_rule, splitter_for
 
 _SHOWN_DOCUMENTS = 3
 _NUM_PARTS = 3

@@ -32,7 +32,7 @@ from penstock.errors import PenstockError
 COMMANDS = [
     *("build", "info", "verify", "copy", "import", "export", "decode"),
     *("fetch", "check", "plan", "train"),
-    *("inspect", "when", "diff", "amend", "report", "demo"),
+    *("inspect", "when", "diff", "report", "demo"),
 ]
 GROUPS = ["tokenizer"]
 """Commands that have commands: the `app` in cli/NAME.py."""

@@ -237,7 +237,7 @@ def _counts(stores: dict[str, "TokenStore"]) -> dict[str, Any]:
 
 def _show(directory: "StorePath", stores: dict[str, "TokenStore"], values: dict[str, Any]) -> None:
     """Print a summary and the next command."""
-    from penstock.sources.walk import skipped_text
+    from penstock.sources.listing import skipped_text
     from penstock.store.manifest import rejects_file
 
     took = duration_text(values["seconds"])

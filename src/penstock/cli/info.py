@@ -86,7 +86,7 @@ def info_command(
 
 def _build_state(path: Path) -> dict[str, Any] | None:
     """How far the build in a directory is; None if there is no unfinished build."""
-    from penstock.sources.document import Tally
+    from penstock.sources.batch import Tally
     from penstock.store.journal import Journal
     from penstock.store.lock import lock_holder, locked
     from penstock.store.manifest import FILE_NAME
@@ -213,7 +213,7 @@ def _origin(summary: "Summary") -> terminal.Facts:
     if summary.side:
         facts["split"] = f"{summary.split}, this is {summary.side}"
     if summary.skipped_files:
-        from penstock.sources.walk import skipped_text
+        from penstock.sources.listing import skipped_text
 
         facts["not read"] = skipped_text(summary.skipped_files)
     if summary.num_skipped:

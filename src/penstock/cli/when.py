@@ -128,8 +128,7 @@ def _show_sightings(run: "OpenedRun", sightings: "list[Sighting]") -> None:
     for number, line in enumerate(aligned(table)):
         # The first line has the headings.
         is_later = number and run.record is not None and sightings[number - 1].step >= done
-        is_excluded = number and sightings[number - 1].excluded
-        notes = "  not yet" * bool(is_later) + "  excluded" * bool(is_excluded)
+        notes = "  not yet" * bool(is_later)
         write(f"  {line}{notes}")
     if len(sightings) > _SHOWN_STEPS:
         write(f"  … and {len(sightings) - _SHOWN_STEPS:,} more times; --json lists all")

@@ -27,7 +27,7 @@ from penstock.formats.open import open_tokens
 from penstock.formats.options import TokenFormat
 from penstock.formats.token_files import TokenFiles
 from penstock.options import BuildOptions
-from penstock.sources.document import Tally
+from penstock.sources.batch import Tally
 from penstock.store.build import clean_up
 from penstock.store.commit import commit
 from penstock.store.copy import on_this_machine

@@ -2,7 +2,7 @@
 
 Functions take a plan and the steps of a run, or what `open_run` returns for a recipe or for the
 directory of a run. They return frozen dataclasses with `to_json`. The commands `penstock plan`,
-`inspect`, `when`, `seen` and `diff` print them. `amend_recipe` changes what a run will read.
+`inspect`, `when`, `seen` and `diff` print them.
 """
 
 from typing import TYPE_CHECKING
@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING
 from penstock.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from penstock.inspect.amend import AddedStore as AddedStore
-    from penstock.inspect.amend import AmendedRecipe as AmendedRecipe
-    from penstock.inspect.amend import amend_recipe as amend_recipe
     from penstock.inspect.compare import Comparison as Comparison
     from penstock.inspect.compare import compare_runs as compare_runs
     from penstock.inspect.documents import FoundDocument as FoundDocument
@@ -33,7 +30,6 @@ else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "amend": "AddedStore AmendedRecipe amend_recipe",
             "compare": "Comparison compare_runs",
             "documents": "FoundDocument Sighting find_documents when",
             "forecast": "Forecast forecast",

@@ -97,8 +97,9 @@ class SettingDifference:
     """A setting that differs between two runs."""
 
     name: str
-    """As in a recipe and for `--set`: `data.seed`. Or `world_size`, the number of processes, or
-    `global_batch_size`, the rows of a step on all of them."""
+    """As in a recipe and for `--set`: `data.seed`. Or `world_size`, the number of processes,
+    `global_batch_size`, the rows of a step on all of them, or the weights before a position at
+    which they were changed."""
     values: tuple[Any, Any]
     """The value in each run; None if it is not set."""
 
@@ -179,7 +180,13 @@ def _settings(logs: tuple[_Logged, _Logged]) -> tuple[SettingDifference, ...] | 
             return None
         settings = {name: each for name, each in record.recipe.items() if name != "output"}
         steps = {"global_batch_size": record.global_batch_size, "world_size": record.world_size}
-        found.append({**_flat(settings), **steps})
+        earlier = {
+            f"weights before position {each['until']:,}": {
+                name: source.get("weight") for name, source in each["sources"].items()
+            }
+            for each in record.earlier
+        }
+        found.append({**_flat(settings), **earlier, **steps})
     one, two = found
     return tuple(
         SettingDifference(name, (one.get(name), two.get(name)))

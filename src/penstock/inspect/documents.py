@@ -8,7 +8,7 @@ Nothing is scanned: the origin of a document is found by bisection (`records`).
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,6 @@ from penstock.inspect.records import (
     not_found,
 )
 from penstock.inspect.runs import RunSteps
-from penstock.order.integers import END
 from penstock.order.plan import Plan
 from penstock.paths import expand_user
 from penstock.rows.protocol import Integers, Rows
@@ -46,9 +45,8 @@ class FoundDocument:
     source: str
     store: str
     """The path of the store, or of the token files."""
-    document: int | None
-    """Its number in the store; of its first piece, if it is stored in several. None for token files
-    that do not record documents."""
+    document: int
+    """Its number in the store; of its first piece, if it is stored in several."""
     file: str
     """The input file; of token files, their path."""
     record: int
@@ -57,10 +55,8 @@ class FoundDocument:
     """Its tokens `[start, stop)` in the stream of the source."""
 
     def __str__(self) -> str:
-        document = "" if self.document is None else f"document {self.document:,} of {self.store}"
-        if self.file == self.store:
-            return document or f"token {self.record:,} of {self.store}"
-        return f"{self.file}:{self.record}, {document}"
+        document = f"document {self.document:,} of {self.store}"
+        return document if self.file == self.store else f"{self.file}:{self.record}, {document}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +72,6 @@ class Sighting:
     sample: int
     num_tokens: int
     """How many of the tokens that were looked for the row holds."""
-    excluded: bool = False
-    """Whether an amendment excludes them all from the targets at this position."""
 
     def to_json(self) -> Json:
         """Return the sighting as JSON."""
@@ -170,8 +164,7 @@ def found_at(source: str, rows: Rows, member: int, store: Searched, document: in
         origin = store.origin(document)
         return FoundDocument(source, str(store.path), document, origin.file, origin.offset, span)
     first = document_span(rows, member, store, 0)[0]
-    number = document if store.has_documents else None
-    return FoundDocument(source, str(store.path), number, str(store.path), span[0] - first, span)
+    return FoundDocument(source, str(store.path), document, str(store.path), span[0] - first, span)
 
 
 def document_span(rows: Rows, member: int, store: Searched, document: int) -> Span:
@@ -227,20 +220,7 @@ def when(
     positions = np.sort(plan.positions_of(found.source, samples, before=end))
     _, epochs, numbers = plan.locate(positions)
     sizes = {sample: _overlap(rows, sample, found.span) for sample in np.unique(numbers).tolist()}
-    excluded = _excluded_from(plan, found)
-    return [
-        replace(each, excluded=True) if each.position >= excluded else each
-        for each in _sightings(steps, found.source, positions, epochs, numbers, sizes)
-    ]
-
-
-def _excluded_from(plan: Plan, found: FoundDocument) -> int:
-    """Return the position from which on an amendment excludes tokens; END if none does."""
-    for each in plan.amendments if isinstance(plan, Plan) else ():
-        for start, stop in each.exclude.get(found.source, ()):
-            if start <= found.span[0] and found.span[1] <= stop:
-                return each.position
-    return END
+    return [*_sightings(steps, found.source, positions, epochs, numbers, sizes)]
 
 
 def _overlap(rows: Rows, sample: int, span: tuple[int, int]) -> int:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from penstock.inspect.runs import OpenedRun, RunSteps
-from penstock.inspect.seen import excluded_targets, targets_exact, targets_in
+from penstock.inspect.seen import targets_exact, targets_in
 from penstock.order.plan import Plan
 from penstock.rows.documents import Documents
 from penstock.rows.packs import Packs
@@ -53,7 +53,7 @@ class SourceForecast:
     """Whether `run_tokens` and `trained_tokens` are exact: all rows have equally many targets, or
     the run reads whole epochs, and nothing is masked."""
     trained_tokens: int | None
-    """Targets that no loss mask excludes, by the mean of the store, and no amendment, exactly."""
+    """Targets that no loss mask excludes, by the mean of the store."""
     asked: float | None
     """The share of the rows that its weight asks for."""
     delivered: float
@@ -152,7 +152,6 @@ def forecast(run: OpenedRun, *, measured: bool = True) -> Forecast:
 
 def _sources(plan: Plan, steps: RunSteps, num_rows: int) -> tuple[SourceForecast, ...]:
     found = []
-    excluded = excluded_targets(plan, num_rows)
     for name, run_rows, asked, repeats_at in plan.outlook(num_rows):
         rows = plan.sources[name]
         inner = _unwrapped(rows)
@@ -169,9 +168,7 @@ def _sources(plan: Plan, steps: RunSteps, num_rows: int) -> tuple[SourceForecast
                 run_rows=run_rows,
                 run_tokens=tokens,
                 tokens_exact=targets_exact(plan, name, run_rows),
-                trained_tokens=None
-                if tokens is None
-                else max(0, round(tokens * _trained_share(rows)) - excluded.get(name, 0)),
+                trained_tokens=None if tokens is None else round(tokens * _trained_share(rows)),
                 asked=None if asked is None else asked / max(1, num_rows),
                 delivered=run_rows / max(1, num_rows),
                 epochs=run_rows / max(1, len(rows)),

@@ -1,12 +1,11 @@
 """The stores and token files of a plan, as a search for documents reads them."""
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.formats.arrays import all_blocks
 from penstock.formats.mapped import Array, Integers
 from penstock.formats.token_files import Member, TokenFiles
 from penstock.order.plan import Plan
@@ -18,52 +17,22 @@ class FileDocuments:
     """The documents of token files, with the methods of `TokenStore` that a search needs.
 
     Args:
-        files: The files.
-        eos_id: The end token. Files that do not record documents are cut after each, and are read
-            once for that. Without one, each file is one document.
+        files: The files, which record where documents end.
     """
 
-    def __init__(self, files: TokenFiles | ArrayFile, eos_id: int | None = None) -> None:
+    def __init__(self, files: TokenFiles | ArrayFile) -> None:
         self.path = files.path
-        self.has_documents = files.has_documents
-        """Whether the numbers of documents are those of the format."""
-        self.part_tokens = files.part_tokens
-        self.num_tokens = int(files.part_tokens.sum())
-        self._files = files
         parts = range(len(files.part_tokens))
-        self._bounds = [self._ends(part, eos_id) for part in parts]
+        self._bounds = [files.part_bounds(part) for part in parts]
         self.part_documents: Integers = np.array([*map(len, self._bounds)], np.int64)
         self._document_ends = np.cumsum(self.part_documents)
 
     def __len__(self) -> int:
         return int(self._document_ends[-1])
 
-    def _ends(self, part: int, eos_id: int | None) -> Array:
-        if self.has_documents:
-            return self._files.part_bounds(part)
-        ids, found, start = self._files.part_ids(part), [np.zeros(0, np.int64)], 0
-        for block in all_blocks(ids) if eos_id is not None else ():
-            found.append(np.flatnonzero(block == eos_id) + start + 1)
-            start += len(block)
-        ends = np.concatenate(found)
-        is_whole = not len(ids) or (len(ends) and ends[-1] == len(ids))
-        return ends if is_whole else np.append(ends, len(ids))
-
-    def part_array(self, part: int, kind: Literal["tokens", "bounds"]) -> Any:
-        """Return the ids of one part, or the offsets within it at which its documents end."""
-        return self._bounds[part] if kind == "bounds" else self._files.part_ids(part)
-
-    def first_document(self, part: int) -> int:
-        """Return the number of the first document of one part."""
-        return int(self._document_ends[part - 1]) if part else 0
-
-    def document(self, number: int) -> Array:
-        """Return the tokens of a document."""
-        part = int(np.searchsorted(self._document_ends, number, side="right"))
-        within = number - self.first_document(part)
-        start = int(self._bounds[part][within - 1]) if within else 0
-        found: Array = self._files.part_ids(part)[start : int(self._bounds[part][within])]
-        return found
+    def part_array(self, part: int, kind: Literal["bounds"]) -> Array:
+        """Return the offsets within a part at which its documents end."""
+        return self._bounds[part]
 
     def edges(self, number: int) -> tuple[bool, bool]:
         """Return that a document begins and ends at its number: none is in pieces."""

@@ -16,10 +16,7 @@ from typing import TYPE_CHECKING, Self, final
 
 import numpy as np
 
-from penstock.digest import digest_json
 from penstock.errors import PlanError, TrainError
-from penstock.ledger import RUN_FILE as LEDGER_NAME
-from penstock.ledger import read_ledger
 from penstock.loader.fingerprints import FILE_NAME as LOG_NAME
 from penstock.loader.fingerprints import LoggedStep, read_fingerprints
 from penstock.order.integers import END
@@ -34,7 +31,7 @@ from penstock.train.config import TrainingJob
 from penstock.train.data import store_sides
 from penstock.train.logs import Line, read_metrics
 from penstock.train.record import FILE_NAME as RECORD_NAME
-from penstock.train.record import RunRecord, read_record
+from penstock.train.record import RunRecord, continuing, read_record
 
 if TYPE_CHECKING:
     from penstock.loader.loader import Loader
@@ -118,11 +115,6 @@ class RunSteps:
             )
         return start, stop
 
-    def open_ended(self) -> "RunSteps":
-        """Return the same steps, and further ones after the last step of the run."""
-        edges = self._edges.tolist()
-        return RunSteps(self._later, edges=edges, first=self.first, limit=self._limit)
-
     def at(self, position: int) -> int:
         """Return the number of the step that reads a position."""
         if position < int(self._edges[-1]):
@@ -201,9 +193,10 @@ def open_run(
         if path is not None and path.suffix != ".toml" and not (is_recipe or guess):
             raise _no_run(path)
         recipe = choose_recipe(source, changes or {}, None, lambda event: report(str(event)))
-    recipe = replace(recipe, data=_built(recipe.data, recipe.output))
+        recipe = continuing(recipe, report)
+    recipe = _with_data(recipe, lambda data: _built(data, recipe.output))
     if record is not None:
-        _refuse_text(recipe.data, recipe.output)
+        _refuse_text(recipe)
     job = open_job(recipe, lambda event: report(str(event)))
     plan = job.plan
     assert isinstance(plan, Plan)  # `_built` has removed `stream`
@@ -215,18 +208,10 @@ def open_run(
         )
     if record is None and (recipe.output / RECORD_NAME).is_file():
         found = read_record(recipe.output)
-        # The run may have been started before the last amendments.
-        record = found if found.plan in _digests(plan) else None
+        # The recipe may have been changed since the last step of the run.
+        plans = [plan, *(each for each, _ in plan.ancestors())]
+        record = found if found.plan in [each.digest for each in plans] else None
     return OpenedRun(plan, _steps(job, plan, record), job, recipe, record)
-
-
-def _digests(plan: Plan) -> list[str]:
-    """Return the digests of a plan without its amendments, with the first of them, and so on."""
-    described = plan.describe()
-    amendments = described.pop("amendments", [])
-    later = range(1, len(amendments) + 1)
-    amended = [digest_json({**described, "amendments": amendments[:each]}) for each in later]
-    return [plan.base.digest, *amended]
 
 
 def _no_run(path: Path) -> TrainError:
@@ -256,16 +241,17 @@ def _recorded_recipe(path: Path, record: RunRecord, changes: Tables) -> Recipe:
         set_value(tables, name, value)
     recipe = parse_recipe(tables, str(path / RECORD_NAME))
     directory = Path(record.directory)
-    ledger = [
-        line._replace(
-            stores={
-                name: each._replace(train=_located(each.train, directory) or each.train)
-                for name, each in line.stores.items()
-            }
-        )
-        for line in read_ledger(path / LEDGER_NAME)
+    recipe = replace(recipe, earlier=tuple(record.sources()[:-1]))
+    return _with_data(recipe, lambda data: _located_data(data, directory))
+
+
+def _with_data(recipe: Recipe, change: Callable[[DataConfig], DataConfig]) -> Recipe:
+    """Return a recipe with a change of its data and of the sources that its run had before."""
+    earlier = [
+        each._replace(sources=change(replace(recipe.data, sources=each.sources)).sources)
+        for each in recipe.earlier
     ]
-    return replace(recipe, data=_located_data(recipe.data, directory), ledger=tuple(ledger))
+    return replace(recipe, data=change(recipe.data), earlier=tuple(earlier))
 
 
 def _located(path: str | None, directory: Path) -> str | None:
@@ -305,12 +291,14 @@ def _built(data: DataConfig, output: Path) -> DataConfig:
     return replace(data, train=train, val=built(data.val, "val"), sources=sources)
 
 
-def _refuse_text(data: DataConfig, run: Path) -> None:
+def _refuse_text(recipe: Recipe) -> None:
     """Raise if some data of a run is not a store: run.json may come from somebody else.
 
     A text that it names would be read and copied into the directory of the run.
     """
-    paths = [data.train, data.val, *(each.train for each in data.sources.values())]
+    data, run = recipe.data, recipe.output
+    legs = [data.sources, *(each.sources for each in recipe.earlier)]
+    paths = [data.train, data.val, *(each.train for leg in legs for each in leg.values())]
     for path in paths:
         place = None if path is None else store_path(path)
         if place is not None and store_sides(place) is None:

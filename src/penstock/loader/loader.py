@@ -335,7 +335,7 @@ class Loader(Generic[Batch]):
             raise ResumeError(f'on_change={on_change!r} is not "error" or "restart".')
         checked = check_state(state)
         try:
-            position = position_of(self.run, self._identity, checked)
+            position = position_of(self.plan, self._identity, checked)
         except ResumeError:
             if on_change == "error":
                 raise

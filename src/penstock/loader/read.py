@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PlanError
-from penstock.loader.excluded import ExcludedDocuments
 from penstock.loader.prefetch import PartsAhead, ReadAhead
 from penstock.loader.run import AnyPlan, Run
 from penstock.loader.state import combine, of_samples, of_tokens, source_keys
@@ -91,7 +90,6 @@ class Assembler:
         self._joined = _join(self._rows)
         self._ahead = ReadAhead()
         self._parts = PartsAhead(self._rows)
-        self._excluded = ExcludedDocuments(plan)
         self.length = self._rows[0].length
         self.whole_documents = any(rows.whole_documents for rows in self._rows)
         """Whether some rows begin a document, so that their first token is not a target."""
@@ -238,7 +236,7 @@ class Assembler:
         for mask in masks:
             if mask is not None:
                 targets = mask.astype(bool) if targets is None else targets & mask.astype(bool)
-        return tokens, self._excluded.apply(targets, located, tokens, fields), fields
+        return tokens, targets, fields
 
     def _targets(
         self, num_targets: Array | None, positions: Integers, tokens: Array

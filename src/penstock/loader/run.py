@@ -77,7 +77,7 @@ class Run:
             if rows is None and self._streamed is None:
                 raise PlanError(
                     f"epochs={self._epochs} is not defined for a mixture: every source has "
-                    "separate epochs. Nor is it if an amendment skips rows. Give steps= instead."
+                    "separate epochs. Give steps= instead."
                 )
             return None if rows is None else whole_number("epochs", self._epochs) * rows
         if self._asked_steps is not None:

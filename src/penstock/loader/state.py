@@ -40,15 +40,9 @@ _FIELDS = {"order": dict, "plan": str, "position": int, "rows": dict, "sources":
 def identify(plan: "AnyPlan") -> State:
     """Return a short description of the order of `plan`: digests, and settings for messages."""
     described = plan.describe()
-    # A plan and its amendments are identified separately, so that a state of the plan before an
-    # amendment can be recognised.
-    amendments = described.pop("amendments", None)
-    digest = digest_json(described) if amendments else plan.digest
-    ledger = {"ledger": identify_ledger(amendments)} if amendments else {}
     sources = described.pop("sources")
     return {
-        "plan": digest[:_SHORT],
-        **ledger,
+        "plan": plan.digest[:_SHORT],
         **identify_order(described, [plan.sources[each["name"]] for each in sources]),
         "sources": {
             _short_name(each["name"]): [
@@ -59,11 +53,6 @@ def identify(plan: "AnyPlan") -> State:
             for each in sources
         },
     }
-
-
-def identify_ledger(amendments: Sequence[State]) -> State:
-    """Return the number of amendments of a plan, and their digest."""
-    return {"amendments": len(amendments), "digest": digest_json(amendments)[:_SHORT]}
 
 
 def identify_order(described: State, rows: list[Rows]) -> State:
@@ -239,7 +228,7 @@ def _weights(name: str, stages: object) -> State:
 
     An example of a key: `weight of "code" from position 8,000 on`.
     """
-    if name != "stages" or not isinstance(stages, list):
+    if name not in ("stages", "continued") or not isinstance(stages, list):
         return {}
     return {
         f'weight of "{source}"' + f" from position {position:,} on" * (position > 0): weight

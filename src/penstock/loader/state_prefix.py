@@ -14,9 +14,9 @@ but states must be the same on all machines of a run. A build itself checks modi
 
 import numpy as np
 
+from penstock.errors import ResumeError
 from penstock.loader import state as states
-from penstock.loader.amended import check_ledger
-from penstock.loader.run import AnyPlan, Run
+from penstock.loader.run import AnyPlan
 from penstock.loader.state import State
 from penstock.order.integers import END
 from penstock.order.plan import Plan
@@ -42,8 +42,7 @@ def identity_at(plan: AnyPlan, position: int, identity: State | None) -> State:
         identity = _short(plan) if first_epoch else states.identify(plan.whole)
     assert identity is not None  # only a streamed plan has none
     store = _store_of(plan)
-    # The parts that an amended plan has read do not follow from the position alone.
-    if store is None or "ledger" in identity:
+    if store is None:
         return identity
     parts = _parts_before(plan, position)
     prefix = {
@@ -62,26 +61,29 @@ def comparable(plan: AnyPlan, identity: State | None) -> State:
     return _short(plan) if identity is None or _store_of(plan) is not None else identity
 
 
-def position_of(run: Run, identity: State | None, state: State) -> int:
-    """Return the position of a checked state, if it belongs to a run.
+def position_of(plan: AnyPlan, identity: State | None, state: State) -> int:
+    """Return the position of a checked state, if it belongs to a plan.
 
     Args:
-        run: The run, whose plan may have amendments that the state does not know yet.
-        identity: The result of `identify` for its plan; None for a streamed plan.
+        plan: The plan. States of plans that it continues belong to it while the rows are the same.
+        identity: The result of `identify` for the plan; None for a streamed plan.
         state: The state.
 
     Raises:
-        ResumeError: the state belongs to another order or to other parts, or an amendment begins
-            before it; the message says which.
+        ResumeError: the state belongs to another order or to other parts; the message says which.
     """
-    plan = run.plan.base if isinstance(run.plan, Plan) else run.plan
-    position = _base_position(plan, identity, state)
-    check_ledger(run, state)
-    return position
-
-
-def _base_position(plan: AnyPlan, identity: State | None, state: State) -> int:
-    """Return the position of a state that belongs to a plan, whatever its amendments are."""
+    for earlier, same_before in plan.ancestors() if isinstance(plan, Plan) else ():
+        if state["plan"] != states.identify(earlier)["plan"]:
+            continue
+        position = int(state["position"])
+        if position > same_before:
+            raise ResumeError(
+                f"The weights of this plan change at position {same_before:,}, but this checkpoint "
+                f"was saved without that change at position {position:,}, so its run has read "
+                f"other rows. Resume from a checkpoint at or before position {same_before:,}, or "
+                "continue the plan from a later position."
+            )
+        return position
     if identity is not None and state["plan"]:
         return states.position_in(identity, state)
     now = _short(plan)

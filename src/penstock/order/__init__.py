@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from penstock.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from penstock.order.amend import Amendment as Amendment
     from penstock.order.arguments import Caps as Caps
     from penstock.order.plan import Plan as Plan
     from penstock.order.samples import Sample as Sample
@@ -22,7 +21,6 @@ else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "amend": "Amendment",
             "arguments": "Caps",
             "plan": "Plan",
             "samples": "Sample",

@@ -181,6 +181,57 @@ def read_stages(
     return stages
 
 
+def read_continuation(
+    known: Mapping[str, Rows],
+    position: int,
+    weights: Mapping[str, Weight],
+    given: Mapping[str, Rows] | None,
+) -> StageArguments:
+    """Return how a plan continues from a position on, with a weight for each source.
+
+    Args:
+        known: The sources of the plan.
+        position: The position.
+        weights: The weights from there on.
+        given: The sources from there on; None for those of the plan.
+    """
+    if not isinstance(weights, Mapping):
+        raise PlanError(
+            f"weights={weights!r} must be a dict with the weight of each source by its name."
+        )
+    sources = known if given is None else given
+    _check_names([*sources], weights, "weights=")
+    if given is not None and (missing := [name for name in given if name not in weights]):
+        raise PlanError(
+            f"weights= has no weight for {quoted(missing)}, which sources= names. Give each of "
+            "these sources a weight."
+        )
+    fields = _fields_of([*known.values()])
+    for name, rows in sources.items():
+        if name in known and rows.digest != known[name].digest:
+            raise PlanError(
+                f'Source "{name}" has other rows than before (digest {known[name].digest[:8]} -> '
+                f"{rows.digest[:8]}). Give other rows another name."
+            )
+        # Batches have the fields of all sources, so a new field would change earlier batches.
+        if _fields_of([*known.values(), rows]) != fields:
+            raise PlanError(
+                f'Source "{name}" is a {rows.type_name}, whose batches have other fields than '
+                "those of the sources of this plan. Add it as rows of the same kind."
+            )
+    return StageArguments(position, weights={n: weights.get(n, 0) for n in {**known, **sources}})
+
+
+def _fields_of(sources: Sequence[Rows]) -> tuple[object, ...]:
+    """Return what decides about the fields and the width of batches of these sources."""
+    return (
+        any(rows.whole_documents for rows in sources),
+        any(rows.gives_positions for rows in sources),
+        any(rows.gives_labels for rows in sources),
+        {rows.side for rows in sources},
+    )
+
+
 def read_weights(
     stages: Sequence[StageArguments], names: Sequence[str], sizes: Sequence[int]
 ) -> list[Stage]:

@@ -37,6 +37,11 @@ class EpochOrder:
         self._arrangement = arrange(sources.shuffle, [Domain(self.epoch_rows, parts)])
         self._seed = sources.seed
 
+    @property
+    def num_sources(self) -> int:
+        """The number of sources."""
+        return len(self._names)
+
     def locate(self, positions: Integers) -> tuple[Integers, Integers, Integers]:
         """Return the source, epoch and sample at each position."""
         # NumPy divides by one number faster than by an array of equal numbers.

@@ -8,10 +8,12 @@ from penstock.errors import PlanError
 from penstock.order import arguments
 from penstock.order.arguments import Caps, StageArguments
 from penstock.order.epochs import EpochOrder
-from penstock.order.schedule import Schedule, Stage
+from penstock.order.schedule import Schedule, Stage, StartingPoint
 from penstock.order.shuffle import Block, Domain, Mode, Sources, needs_parts
-from penstock.order.weighted import Mixture
+from penstock.order.weighted import Mixture, MixtureAfterEpochs
 from penstock.rows.protocol import Rows, Settings
+
+Layout = Mixture | EpochOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class OrderSettings:
         """The rows of each source."""
         return tuple(map(len, self.sources.values()))
 
-    def lay_out(self) -> Mixture | EpochOrder:
+    def lay_out(self) -> Layout:
         """Return the order of these settings.
 
         Raises:
@@ -61,13 +63,22 @@ class OrderSettings:
         )
         return Mixture(schedule, self._domains())
 
-    def continued(self, order: Mixture | EpochOrder, start: int) -> Mixture | EpochOrder:
-        """Return the order of these settings that equals `order` before position `start`."""
+    def continued(self, order: Layout) -> Mixture:
+        """Return the order that equals `order` before these stages, and continues with them."""
+        stages = arguments.read_weights(self.stages, self.names, self.sizes)
+        start = stages[0].start
+        if isinstance(order, MixtureAfterEpochs) and start <= order.start:
+            order = order.before
+        if isinstance(order, EpochOrder) and order.num_sources > 1:
+            counts = order.counts(start) + [0] * (len(self.names) - order.num_sources)
+            origin = StartingPoint(start, counts, [0] * len(counts))
+            return MixtureAfterEpochs(order, Schedule(stages, origin=origin), self._domains())
         # A source alone, without weights, is in the same order as with them.
         before = order.schedule if isinstance(order, Mixture) else Schedule([Stage(0, [1])])
-        later = [each for each in self.stages if each.position >= start]
-        weighted = arguments.read_weights(later, self.names, self.sizes)
-        return Mixture(before.amended(weighted, self._cap_rows()), self._domains())
+        schedule = before.amended(stages, self._cap_rows())
+        if isinstance(order, MixtureAfterEpochs):
+            return MixtureAfterEpochs(order.before, schedule, self._domains())
+        return Mixture(schedule, self._domains())
 
     def _cap_rows(self) -> list[int | None] | None:
         return arguments.cap_rows(self.caps, self.names, self.sizes) if self.caps else None

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import PlanError
 from penstock.order.arguments import Caps
-from penstock.order.skips import Layout
+from penstock.order.layout import Layout
 
 if TYPE_CHECKING:
     from penstock.order.plan import Plan

@@ -9,7 +9,7 @@ with the same digest have the same rows at the same positions, on every machine.
 of positions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -22,14 +22,12 @@ import numpy.typing as npt
 from penstock.digest import digest_json
 from penstock.errors import PlanError, UnknownLengthError
 from penstock.order import arguments
-from penstock.order.amend import Amendment, Span, amended_stages, check_amendment
 from penstock.order.arguments import Caps
 from penstock.order.integers import END, Integers, as_unsigned
-from penstock.order.layout import OrderSettings
+from penstock.order.layout import Layout, OrderSettings
 from penstock.order.outlook import SourceOutlook, find_outlook, past_the_end
 from penstock.order.samples import Sample, list_samples
 from penstock.order.shuffle import Block, Mode, mode_to_json
-from penstock.order.skips import Layout, SkippingOrder, Skips
 from penstock.order.tree import draw_tree
 from penstock.order.weights import Weight
 from penstock.ranges import whole_number
@@ -110,12 +108,8 @@ class Plan:
         self._settings = OrderSettings(self.sources, self.shuffle, self.seed, self._caps, stages)
         self.is_weighted = self._settings.is_weighted
         """Whether sources are drawn by weights; otherwise every sample occurs once per epoch."""
-        self.base: Plan = self
-        """The plan without its amendments."""
-        self.amendments: tuple[Amendment, ...] = ()
-        self._skips = Skips()
-        self._order = self._settings.lay_out()
-        self._layout: Layout = self._order
+        self._layout: Layout = self._settings.lay_out()
+        self._parent: Plan | None = None  # the plan that this one continues
         self.epoch_rows = self._layout.epoch_rows
         """The rows of an epoch; None if sources have separate epochs."""
         self.end = self._layout.end
@@ -225,72 +219,56 @@ class Plan:
             )
         return dict(zip(self.names, self._layout.counts(num_rows), strict=True))
 
-    def cursors(self, num_rows: int) -> dict[str, int]:
-        """Return `counts` with the rows that an amendment left out: where sources continue."""
-        layout = self._layout
-        if not isinstance(layout, SkippingOrder):
-            return self.counts(num_rows)
-        return dict(zip(self.names, layout.cursors(num_rows), strict=True))
-
-    def amend(
+    def continued(
         self,
         position: int,
         *,
-        weights: Mapping[str, Weight] | None = None,
-        add: Mapping[str, RowsLike | None] | None = None,
-        drop: Sequence[str] = (),
-        skip: int = 0,
-        exclude: Mapping[str, Sequence[Span]] | None = None,
+        weights: Mapping[str, Weight],
+        sources: Mapping[str, RowsLike] | None = None,
     ) -> "Plan":
-        """Return a plan that is equal before `position` and changed from there on.
+        """Return a plan that is equal before `position` and has other weights from there on.
 
-        Each source continues where it is: nothing is repeated before its epoch ends, or lost. A
-        loader of the new plan loads states of this one, if they are not after `position`.
+        Each source continues where it is: no row is repeated before its epoch ends, and none is
+        lost. The rounding errors of earlier weights are carried over, so they do not grow with the
+        number of changes. A later schedule of this plan ends. A loader of the new plan loads states
+        of this one, if they are not after `position`. Continued plans can be continued.
 
         Args:
-            position: Not before that of the last amendment.
-            weights: The weights of all sources that are read from there on; a later schedule ends.
-            add: Rows by name, which are read from their row 0 on. None stands for a source that was
-                dropped before, and continues where it stopped.
-            drop: Sources that are not read any more. In a plan without weights, that is after the
-                end of the epoch, because all sources are in one order.
-            skip: How many rows to leave out: `position` then has the row that was after them.
-            exclude: By source, the spans of documents whose tokens become no targets any more, as
-                `penstock.inspect.find_documents` returns them. Rows stay where they are.
+            position: The first position that may have another row.
+            weights: Shares of the rows by name, as ratios. A source without a weight is not read
+                from there on; if a later change gives it a weight, it continues where it stopped.
+            sources: The sources that are read from there on, if others than those of this plan.
+                New ones begin with their first row.
         """
-        new = {name: each for name, each in (add or {}).items() if each is not None}
-        rows = arguments.checked_sources(new)
-        amendment = Amendment(
-            position=whole_number("position", position),
-            weights=weights,
-            add=tuple(add or ()),
-            drop=tuple(drop),
-            skip=whole_number("skip", skip),
-            exclude={name: tuple(spans) for name, spans in (exclude or {}).items()},
-            sources=tuple(self._settings.describe(name, each) for name, each in rows.items()),
-        )
-        check_amendment(self, amendment, rows)
-        return self._with(amendment, rows)
-
-    def _with(self, amendment: Amendment, rows: Mapping[str, Rows]) -> "Plan":
-        """Return this plan with one more amendment, which was checked, and its new sources."""
+        position = whole_number("position", position)
+        given = None if sources is None else arguments.checked_sources(sources)
+        stage = arguments.read_continuation(self.sources, position, weights, given)
+        if not 0 <= position < self.end:
+            end = "has no end" if self.end == END else f"ends at position {self.end:,}"
+            raise PlanError(
+                f"A plan cannot be continued from position {position:,}: positions begin at 0, and "
+                f"this plan {end}."
+            )
         plan = copy(self)
         plan.__dict__.pop("digest", None)
-        plan.amendments = (*self.amendments, amendment)
-        plan._skips = self._skips.added(amendment.position, amendment.skip)
-        start = plan._skips.after(amendment.position)
-        stages = amended_stages(self, self._settings.stages, start, amendment)
-        plan.sources = {**self.sources, **rows}
+        plan._parent = self
+        plan.sources = {**self.sources, **(given or {})}
         plan.names, plan.sizes = tuple(plan.sources), tuple(map(len, plan.sources.values()))
-        plan._settings = replace(self._settings, sources=plan.sources, stages=stages)
-        plan.is_weighted = plan._settings.is_weighted
-        if stages != self._settings.stages:
-            plan._order = plan._settings.continued(self._order, start)
-        plan._layout = plan._order
-        if plan._skips.skips:
-            plan._layout = SkippingOrder(plan._order, plan._skips)
-        plan.epoch_rows, plan.end = plan._layout.epoch_rows, plan._layout.end
+        plan._settings = replace(self._settings, sources=plan.sources, stages=[stage])
+        plan._layout = plan._settings.continued(self._layout)
+        plan.is_weighted, plan.epoch_rows, plan.end = True, None, plan._layout.end
         return plan
+
+    def ancestors(self) -> Iterator[tuple["Plan", int]]:
+        """Yield the plans that this one continues, the last one first.
+
+        Each comes with the position before which it has the same rows as this plan.
+        """
+        plan, same_before = self, END
+        while plan._parent is not None:
+            same_before = min(same_before, plan._settings.stages[0].position)
+            plan = plan._parent
+            yield plan, same_before
 
     def outlook(self, num_rows: int) -> tuple[SourceOutlook, ...]:
         """Return the share of each source in the first `num_rows` rows, and when it repeats."""
@@ -303,13 +281,16 @@ class Plan:
 
     def describe(self) -> Settings:
         """Return everything that the order depends on, as JSON; `digest` is computed from it."""
-        if self.amendments:
-            amendments = [each.to_json() for each in self.amendments]
-            return {**self.base.describe(), "amendments": amendments}
+        sources = [self._settings.describe(*each) for each in self.sources.items()]
+        if self._parent is not None:
+            before = self._parent.describe()
+            added = self.names[len(self._parent.names) :]
+            change = {**self._settings.stages[0].to_json(), "added": list(added)}
+            changes = [*before.get("continued", ()), change]
+            return {**before, "sources": sources, "continued": changes}
         # Weights change during the run by a schedule, or because of a cap.
         redistributes = self._caps is not None and self._caps.then == "redistribute"
         changing = self.is_weighted and (len(self._settings.stages) > 1 or redistributes)
-        sources = [self._settings.describe(*each) for each in self.sources.items()]
         described: Settings = {
             "format": _CHANGING_FORMAT if changing else ORDER_FORMAT,
             "seed": self.seed,

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from penstock.order.layout import Layout
 from penstock.order.shuffle import mode_to_json
-from penstock.order.skips import Layout
 from penstock.order.weighted import percent
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ def draw_tree(plan: "Plan", layout: Layout, num_rows: int | None) -> str:
     lines += ["from position {:,}: {}".format(*layout.stage(each)) for each in range(drawn)]
     if num_stages > _DRAWN_STAGES:
         lines.append(f"… and {num_stages - drawn:,} more stages")
-    lines += [f"amendment {number}: {each}" for number, each in enumerate(plan.amendments, 1)]
     mode = mode_to_json(plan.shuffle)["mode"]
     heading = (
         f"plan {plan.digest[:8]}, seed {plan.seed}, shuffle {mode}; in the first {num_rows:,} rows:"

@@ -1,4 +1,4 @@
-"""JSON Lines: one object per line, with the text in a named field.
+"""JSON Lines and JSON arrays: one object per line or element, with the text in a named field.
 
 Arrow parses a whole block at once, but it is more lenient than the format: it accepts two
 objects on a line, NaN, and objects that span several lines. So a block goes to Arrow only if
@@ -8,12 +8,15 @@ are as many rows as lines, every line has one object.
 
 Every other block is parsed line by line with Python's json, and so is a block that is not UTF-8 or
 that Arrow refuses. Python's json also gives the reason for each rejected line. Both parsers give
-the same documents; only the speed differs. A line that is longer than two blocks is parsed in
-pieces (`penstock.sources.long_lines`), which takes less memory.
+the same documents; only the speed differs.
+
+An array is decoded element by element to find where each ends, so a file is read in order, and no
+more of it than a slice is in memory. The elements are then parsed like lines.
 """
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,25 +25,55 @@ import pyarrow.json as pj
 from numpy.typing import NDArray
 
 from penstock.options import ReadSettings
-from penstock.sources.document import (
+from penstock.sources.batch import (
     ArrowArray,
     Batch,
+    Reason,
     binary_array,
     bool_array,
     compute,
     is_utf8,
+    validate,
 )
-from penstock.sources.json_errors import is_too_deep, portable_error
-from penstock.sources.long_lines import without_long_strings
-from penstock.sources.settings import BLOCK_BYTES
-from penstock.sources.splitters import Spans, find_bytes
-from penstock.sources.validate import Reason, validate
+from penstock.sources.text import Spans, Splitter, find_bytes
 
 # Arrow counts the bytes of a block in 32 bits.
 _MAX_BLOCK = (1 << 31) - 1024
 _BEFORE_WORD, _AFTER_WORD = np.zeros(256, bool), np.zeros(256, bool)
 _BEFORE_WORD[list(b":,[- \t\r")] = True
 _AFTER_WORD[list(b",]} \t\r")] = True
+_HEAD = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\[")
+_BLANKS = re.compile(r"[ \t\r\n]*+")
+# The values of numbers are not needed, so `len` stands in for int(): int() refuses numbers of 5,000
+# digits, which are valid JSON. `strict` would refuse a whole array for a tab in one string.
+_decode_element = json.JSONDecoder(parse_int=len, strict=False).raw_decode
+# What Python's json says, by its first words; versions of Python use other words.
+_PROBLEMS = {
+    "Expecting ',' delimiter": "a comma or bracket is missing",
+    "Expecting ':' delimiter": "a colon is missing",
+    "Expecting": "a value or name is missing",
+    "Illegal trailing comma": "a value or name is missing",
+    "Unterminated string": "a string is not closed",
+    "Invalid control": "a string has a control character",
+    "Invalid": "a string has an invalid escape",
+    "Extra data": "more follows",
+    "Unexpected UTF-8 BOM": "there is a byte order mark",
+}
+
+
+def json_problem(error: json.JSONDecodeError) -> str:
+    """What is wrong, and where; the same with every version of Python.
+
+    The log of rejected records is a part of a store, and a store must not depend on the Python that
+    built it.
+    """
+    # For a comma before a bracket, some versions name the place of the comma, others the bracket.
+    before = error.doc[: error.pos].rstrip(" \t\r\n,")
+    return f"{_problem(error)} after character {len(before):,}"
+
+
+def _problem(error: json.JSONDecodeError) -> str:
+    return next(word for begin, word in _PROBLEMS.items() if error.msg.startswith(begin))
 
 
 def read_lines(
@@ -55,15 +88,13 @@ def read_lines(
     def line(row: int) -> bytes:
         return data[spans.starts[row] : spans.stops[row]]
 
-    replaced, is_checked = 0, True
-    # A line that is longer than a block is a block of its own.
-    is_long = len(spans.starts) == 1 and len(data) > 2 * BLOCK_BYTES
-    texts, reasons = _long_text(data, path) if is_long else (None, {})
-    if texts is None and _regular(data, spans):
-        texts, is_checked = _arrow_texts(data, spans, path), False
+    reasons: dict[int, Reason] = {}
+    replaced = 0
+    texts = _arrow_texts(data, spans, path) if _regular(data, spans) else None
     if texts is None:
-        texts, reasons, replaced = _python_texts(map(line, range(len(spans.starts))), path, reading)
-    elif not is_checked:
+        lines = map(line, range(len(spans.starts)))
+        texts, reasons, replaced = _python_texts(lines, path, reading)
+    else:
         for row in _suspects(data, spans):
             refused = _python_texts([line(row)], path, reading)[1]
             if refused:
@@ -172,26 +203,8 @@ def _arrow_texts(data: bytes, spans: Spans, path: list[str]) -> ArrowArray | Non
     return column.cast(pa.large_binary())
 
 
-def _long_text(data: bytes, path: list[str]) -> tuple[ArrowArray | None, dict[int, Reason]]:
-    """The text of one long line, or why it has none; None if the other parsers have to decide."""
-    if not is_utf8(binary_array([data])):
-        return None, {}
-    try:
-        line, strings = without_long_strings(data)
-        found, _ = _text_of(line, path, replace=False)
-    except ValueError:
-        return None, {}
-    except _RefusedLine as refusal:
-        # The place of an error in the short line is not its place in the line.
-        is_known = refusal.args[0] != "bad_json"
-        return (binary_array([None]), {0: refusal.args}) if is_known else (None, {})
-    text = pa.py_buffer(strings.get(found, found))
-    ends = pa.py_buffer(np.array([0, len(text)], np.int64))
-    return pa.Array.from_buffers(pa.large_binary(), 1, [None, ends, text]), {}
-
-
 def _python_texts(
-    lines: Iterator[bytes] | list[bytes], path: list[str], reading: ReadSettings
+    lines: Iterable[bytes], path: list[str], reading: ReadSettings
 ) -> tuple[ArrowArray, dict[int, Reason], int]:
     """The texts, the reason for each line without text, and how many texts had bytes replaced."""
     texts: list[bytes | None] = []
@@ -214,18 +227,46 @@ class _RefusedLine(Exception):  # noqa: N818  (carries a reason, and is always c
     args: Reason
 
 
+class _Object(list[tuple[str, Any]]):
+    """A JSON object with its keys in order, including repeated ones."""
+
+
 def _text_of(line: bytes, path: list[str], replace: bool) -> tuple[bytes, bool]:
     """The text in `line`, and whether a part of it was replaced by U+FFFD."""
+    repaired = False
     try:
-        value, repaired = _parse(line, replace)
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        if not replace:
+            raise _RefusedLine("invalid_utf8", f"{error.reason} at byte {error.start:,}") from None
+        text, repaired = line.decode(errors="replace"), True
+    try:
+        value = json.loads(
+            text, object_pairs_hook=_Object, parse_constant=_refuse_constant, parse_int=len
+        )
+    except json.JSONDecodeError as error:
+        hint = "; write each object on one line, or the whole file as an array"
+        is_open = text.strip() == "{"
+        raise _RefusedLine("bad_json", json_problem(error) + hint * is_open) from None
     except RecursionError:
         return _deep_text(line, path), False
+    value = _field(value, path)
+    try:
+        return value.encode(), repaired and "\ufffd" in value
+    except UnicodeEncodeError as error:
+        if not replace:
+            detail = f"a lone surrogate at character {error.start:,} of the text"
+            raise _RefusedLine("invalid_utf8", detail) from None
+        # Converted through UTF-16, where two surrogates that belong together become one character.
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode(), True
+
+
+def _field(value: Any, path: list[str]) -> str:
+    """The string in the field `path` of a record."""
     for depth, name in enumerate(path):
         if not isinstance(value, _Object):
             inside = ".".join(path[:depth]) or "the record"
-            raise _RefusedLine(
-                "not_an_object", f"{inside} holds {_kind(value)}{_advice(value, depth)}"
-            )
+            raise _RefusedLine("not_an_object", f"{inside} holds {_kind(value)}")
         # If a key occurs twice, Arrow uses one value and other parsers use the other value. So such
         # a line is refused.
         found = [item for key, item in value if key == name]
@@ -236,19 +277,8 @@ def _text_of(line: bytes, path: list[str], replace: bool) -> tuple[bytes, bool]:
             raise _RefusedLine("duplicate_field", f'"{name}" is given {len(found)} times')
         value = found[0]
     if not isinstance(value, str):
-        full = ".".join(path)
-        raise _RefusedLine(
-            "not_a_string", f'"{full}" holds {_kind(value)}{_inner_field(value, full)}'
-        )
-    try:
-        return value.encode(), repaired and "\ufffd" in value
-    except UnicodeEncodeError as error:
-        if not replace:
-            raise _RefusedLine(
-                "lone_surrogate", f"at character {error.start:,} of the text"
-            ) from None
-        # Converted through UTF-16, where two surrogates that belong together become one character.
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode(), True
+        raise _RefusedLine("not_a_string", f'"{".".join(path)}" holds {_kind(value)}')
+    return value
 
 
 def _deep_text(line: bytes, path: list[str]) -> bytes:
@@ -262,63 +292,93 @@ def _deep_text(line: bytes, path: list[str]) -> bytes:
     return text
 
 
-class _Object(list[tuple[str, Any]]):
-    """A JSON object with its keys in order, including repeated ones."""
-
-
-def _parse(line: bytes, replace: bool) -> tuple[Any, bool]:
-    """The JSON value of `line`, and whether bytes of the line were replaced by U+FFFD.
-
-    Raises RecursionError if the line is nested too deeply.
-    """
-    repaired = False
-    try:
-        text = line.decode()
-    except UnicodeDecodeError as error:
-        if not replace:
-            raise _RefusedLine("invalid_utf8", f"{error.reason} at byte {error.start:,}") from None
-        text, repaired = line.decode(errors="replace"), True
-    if is_too_deep(text):
-        raise RecursionError
-    try:
-        # The values of numbers are not needed, so `len` stands in for int(): int() refuses numbers
-        # of 5,000 digits, which are valid JSON.
-        value = json.loads(
-            text, object_pairs_hook=_Object, parse_constant=_refuse_constant, parse_int=len
-        )
-    except json.JSONDecodeError as error:
-        portable = portable_error(error)
-        detail = f"{portable.msg.removesuffix(' at')} at character {portable.pos:,}"
-        if text.strip() == "{":
-            detail += "; write each object on one line, or the whole file as an array"
-        raise _RefusedLine("bad_json", detail) from None
-    return value, repaired
-
-
 def _refuse_constant(name: str) -> NoReturn:
     raise _RefusedLine("bad_json", f"{name} is not JSON")
-
-
-def _advice(value: Any, depth: int) -> str:
-    """How to read records that are not objects; empty for a field inside of an object."""
-    if depth == 0 and type(value) is list:
-        return '; if the file is one array, use format="json" (--format json) of penstock.build'
-    if depth == 0 and type(value) is str:
-        return '; write it as {"text": "…"}, or give the strings as penstock.Texts in Python'
-    return ""
-
-
-def _inner_field(value: Any, path: str) -> str:
-    """How to name a string inside an object; empty if there is none."""
-    items = value if isinstance(value, _Object) else ()
-    names = (key for key, item in items if isinstance(item, str) and key and "." not in key)
-    name = next(names, None)
-    if name is None:
-        return ""
-    full = f"{path}.{name}"
-    return f'; name the text in it with field="{full}" (--field {full}) of penstock.build'
 
 
 def _kind(value: Any) -> str:
     kinds = {_Object: "an object", list: "a list", str: "a string", bool: "a boolean"}
     return "null" if value is None else kinds.get(type(value), "a number")
+
+
+class Elements(Splitter):
+    """The elements of a JSON array; data begins after the `[` or after a comma."""
+
+    in_order = True
+
+    def head(self, data: bytes) -> int:
+        """How many bytes come before the first element."""
+        found = _HEAD.match(data)
+        if found is None:
+            raise ValueError(
+                "it does not begin with [; records that are not in an array are read with "
+                'format="jsonl" (--format jsonl) of penstock.build',
+                0,
+            )
+        return found.end()
+
+    def is_end(self, data: bytes) -> bool:
+        """Whether the end of the file closes the array."""
+        return data.rstrip(b" \t\r\n").endswith(b"]")
+
+    def spans(self, data: bytes) -> Spans:
+        """The elements of `data`, without the white space around them."""
+        starts, stops, _, problem = _elements(data)
+        if problem is not None:
+            raise ValueError(*problem)
+        return Spans(np.array(starts, np.int64), np.array(stops, np.int64), 0, 0)
+
+    def last_border(self, data: bytes) -> int:
+        """The place after the last comma between elements, or 0."""
+        return _elements(data)[2]
+
+
+def _elements(data: bytes) -> tuple[list[int], list[int], int, tuple[str, int] | None]:
+    """Where elements begin and end, the place after the last comma, and what is wrong, and where.
+
+    If the data is cut off inside an element, that is wrong.
+    """
+    text = data.decode("latin-1")  # a character for each byte, so places stay the same
+    starts: list[int] = []
+    stops: list[int] = []
+    border, problem = 0, None
+    while (begin := _skip_blanks(text, border)) < len(text):
+        place = begin
+        if text[begin] != "]":
+            try:
+                _, end = _decode_element(text, begin)
+            except json.JSONDecodeError as error:
+                problem = _problem(error), begin
+                break
+            except RecursionError:
+                problem = "a record has too many levels", begin
+                break
+            place = _skip_blanks(text, end)
+            if text[place : place + 1] not in (",", "]"):
+                problem = "no comma or ] follows this record", begin
+                break
+            starts.append(begin)
+            stops.append(end)
+        if text[place] == "]":
+            if _skip_blanks(text, place + 1) < len(text):
+                problem = "the array ends here, and more follows", place
+            break
+        border = place + 1
+    return starts, stops, border, problem
+
+
+def _skip_blanks(text: str, place: int) -> int:
+    found = _BLANKS.match(text, place)
+    return found.end() if found else place
+
+
+def as_lines(data: bytes, spans: Spans) -> tuple[bytes, Spans]:
+    """The elements joined by line ends, and their places in that text.
+
+    Each is an object with balanced brackets, so Arrow finds as many objects as there are elements
+    if and only if each of them is exactly one.
+    """
+    ends = np.cumsum(spans.stops - spans.starts + 1)
+    pieces = zip(spans.starts.tolist(), spans.stops.tolist(), strict=True)
+    lines = b"\n".join(data[start:stop] for start, stop in pieces)
+    return lines, Spans(ends - (spans.stops - spans.starts + 1), ends - 1, 0, 0)

@@ -6,20 +6,27 @@ makes its block longer.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import pairwise
 from typing import BinaryIO
 
 import numpy as np
+import xxhash
 
 from penstock.errors import SourceError
 from penstock.options import ReadSettings
-from penstock.sources import document
-from penstock.sources.arrays import as_lines
-from penstock.sources.delimited import read_fields
-from penstock.sources.digests import SpanDigests
-from penstock.sources.document import Batch, Edges, SeparatedTexts, Tally, binary_array
+from penstock.sources.batch import (
+    Batch,
+    Edges,
+    SeparatedTexts,
+    Tally,
+    binary_array,
+    compact,
+    gather,
+    is_utf8,
+    validate,
+)
 from penstock.sources.files import (
     InputFile,
     byte_order_mark,
@@ -27,18 +34,45 @@ from penstock.sources.files import (
     read_fully,
     refuse_changed,
 )
-from penstock.sources.jsonl import read_lines
+from penstock.sources.jsonl import as_lines, read_lines
 from penstock.sources.settings import BLOCK_BYTES
 from penstock.sources.slices import InputSpan, Slice, damaged, record_splitter
-from penstock.sources.splitters import Spans, Splitter
-from penstock.sources.tables import read_rows
-from penstock.sources.validate import validate
-from penstock.sources.whole import IsCutSafe, block_borders, divided, rule_of
+from penstock.sources.tables import read_fields, read_rows
+from penstock.sources.text import IsCutSafe, Spans, Splitter, block_borders, divided, rule_of
 
 _LOOK_BYTES = 1 << 16
 
-# How far back to search for the line end before a blank line that is full of spaces.
-_LOOK_BACK = 1 << 12
+
+@dataclass(slots=True)
+class SpanDigests:
+    """The XXH3-128 of spans, computed from the blocks that were just read; not for several threads.
+
+    A block that was just read is still in the processor's cache, so to digest it there saves
+    reading all inputs a second time. The bytes of a span are added from the first to the last. A
+    span of which some bytes are missing has no digest here, and the file has to be read again.
+    """
+
+    _spans: dict[tuple[int, int], "_Span"] = field(default_factory=dict)
+
+    def add(self, span: InputSpan, place: int, data: bytes) -> None:
+        """Add the bytes of a file that begin at `place`."""
+        known = self._spans.setdefault((span.file, span.start), _Span(span.start))
+        if known.place == place:
+            known.place += len(data)
+            known.digest.update(data)
+
+    def digest(self, span: InputSpan) -> str | None:
+        """The XXH3-128 of a span as hexadecimal digits; None if some of its bytes are missing."""
+        known = self._spans.get((span.file, span.start))
+        return known.digest.hexdigest() if known and known.place == span.stop else None
+
+
+@dataclass(slots=True)
+class _Span:
+    """A span of which the bytes before `place` were added."""
+
+    place: int
+    digest: xxhash.xxh3_128 = field(default_factory=xxhash.xxh3_128)
 
 
 def read_slice(
@@ -61,7 +95,7 @@ def read_slice(
     batches = _read_spans(files, piece, reading, is_cut_safe, digests)
     if is_cut_safe is not None:
         batches = (each for batch in batches for each in divided(batch, is_cut_safe))
-    return document.gather(batches, BLOCK_BYTES // 2)
+    return gather(batches, BLOCK_BYTES // 2)
 
 
 def _read_spans(
@@ -237,12 +271,9 @@ class _SpanReader:
                 del data
                 yield batch
                 place, size = place + border, BLOCK_BYTES
-            elif splitter.in_order:
-                size *= 2  # the span holds its text, so reading it again takes no time
             else:
-                # No border in `size` bytes. The length of the record is found first, and then
-                # exactly the record is read, so that no more than the record is in memory.
-                size = self._record_bytes(splitter, place, size)
+                del data
+                size *= 2  # a record is longer than that
 
     def _whole_records(self, splitter: Splitter, place: int, size: int) -> int:
         """How many of the next `size` bytes form whole records; searches the last 64 KiB of them.
@@ -255,19 +286,6 @@ class _SpanReader:
         tail = min(_LOOK_BYTES, size)
         border = splitter.last_border(self._read_at(place + size - tail, tail))
         return size - tail + border if border else size
-
-    def _record_bytes(self, splitter: Splitter, place: int, seen: int) -> int:
-        """The length of a long record, including its separator."""
-        # Blocks are searched and not kept, so memory stays small however long the record is.
-        end = place + seen
-        while end < self.span.stop:
-            # Each read overlaps the one before, because a separator may span two reads.
-            begin = max(place, end - max(splitter.lead, _LOOK_BACK))
-            end = min(end + BLOCK_BYTES, self.span.stop)
-            border = splitter.first_border(self._read_at(begin, end - begin))
-            if border >= 0:
-                return begin + border - place
-        return end - place
 
     def _block(self, block: bytes, splitter: Splitter, place: int) -> Batch:
         # A byte order mark is at the start of a file; elsewhere U+FEFF is an ordinary character.
@@ -300,13 +318,13 @@ class _SpanReader:
         lengths = spans.stops - spans.starts
         # Documents are used in place only if the whole block can be given to the tokenizer as it
         # is: a constant separator, no blank pieces with bytes in them, UTF-8.
-        is_whole = not spans.skipped_bytes and document.is_utf8(binary_array([body]))
+        is_whole = not spans.skipped_bytes and is_utf8(binary_array([body]))
         if splitter.separator and is_whole:
             texts = SeparatedTexts(body, splitter.separator, spans.starts, spans.stops)
             size = int(lengths.sum())
             tally = Tally(documents=len(places), document_bytes=size, text_bytes=size)
             return Batch(texts, np.full(len(places), file, np.uint64), places, tally)
-        texts = document.compact(body, spans.starts, spans.stops)
+        texts = compact(body, spans.starts, spans.stops)
         return validate(texts, file=file, places=places, reading=reading)
 
 

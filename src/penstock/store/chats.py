@@ -19,9 +19,9 @@ from penstock.chat.chat import Chat, TurnReport
 from penstock.chat.messages import ChatText, Columns, refuse_constant, to_conversation
 from penstock.errors import ChatError, SourceError, StoreError
 from penstock.options import BuildOptions
-from penstock.sources.document import Batch, Reject, text_offsets
+from penstock.sources.batch import Batch, Reject, text_offsets
 from penstock.sources.files import InputFile, open_file
-from penstock.sources.json_errors import portable_error
+from penstock.sources.jsonl import json_problem
 from penstock.sources.settings import Texts
 from penstock.store.part import PartBuilder
 from penstock.tokenize.tokenizer import load_tokenizer
@@ -192,7 +192,7 @@ def _parsed(text: bytes) -> Any:
     try:
         return json.loads(text, parse_constant=refuse_constant)
     except ValueError as error:
-        found = portable_error(error) if isinstance(error, json.JSONDecodeError) else error
+        found = json_problem(error) if isinstance(error, json.JSONDecodeError) else error
         raise ChatError("bad_json", f"The record is not JSON: {found}.") from None
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from penstock.sources.document import binary_array
-from penstock.sources.whole import IsCutSafe
+from penstock.sources.batch import binary_array
+from penstock.sources.text import IsCutSafe
 from penstock.tokenize.engines import Engine, TokenizersEngine
 
 # A cut is tested with texts of these lengths on either side. In a run such as "aaaa…", a model

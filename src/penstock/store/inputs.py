@@ -23,9 +23,9 @@ import xxhash
 
 from penstock.digest import canonical_json, checked_json, parse_checked
 from penstock.errors import SourceError
-from penstock.sources.digests import SpanDigests
-from penstock.sources.document import Reject
+from penstock.sources.batch import Reject
 from penstock.sources.files import InputFile, open_file, refuse_changed
+from penstock.sources.read import SpanDigests
 from penstock.sources.slices import InputSpan, Slice
 from penstock.store.files import read_file, write_file
 from penstock.store.manifest import JsonObject

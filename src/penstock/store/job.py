@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING, Literal
 from penstock.errors import MissingStoreError, SourceError, TokenizerError
 from penstock.options import BuildOptions, num_cores, parse_workers
 from penstock.paths import expand_user
-from penstock.sources.digests import SpanDigests
-from penstock.sources.document import Batch, Reject
+from penstock.sources.batch import Batch, Reject
 from penstock.sources.files import InputFile
-from penstock.sources.listing import list_inputs
-from penstock.sources.notices import log_surprises
-from penstock.sources.read import read_slice
+from penstock.sources.listing import list_inputs, log_surprises
+from penstock.sources.read import SpanDigests, read_slice
 from penstock.sources.settings import Texts
 from penstock.sources.slices import Slice, cut
 from penstock.store.cuts import cut_safety

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from penstock.digest import canonical_json, checked_json, digest_json, parse_checked
 from penstock.errors import StoreError
-from penstock.sources.document import Reject, Tally
+from penstock.sources.batch import Reject, Tally
 from penstock.store.files import create_file, read_file, remove_file, sync_directory, write_file
 from penstock.store.manifest import FILE_NAME, JsonObject, PartRecord
 from penstock.store.verify import differences

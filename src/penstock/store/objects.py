@@ -41,8 +41,7 @@ from penstock.errors import (
     RemoteError,
     StoreError,
 )
-from penstock.paths import REMOTE_SCHEMES, redacted
-from penstock.sources.remote import without_secrets
+from penstock.paths import REMOTE_SCHEMES, redacted, without_secrets
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

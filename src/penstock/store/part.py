@@ -32,12 +32,11 @@ from numpy.typing import NDArray
 
 from penstock.errors import StoreError
 from penstock.options import ReadSettings
-from penstock.sources.decompress import Expanded
-from penstock.sources.document import Batch, Edges
-from penstock.sources.files import BOM, InputFile
+from penstock.sources.batch import Batch, Edges
+from penstock.sources.files import BOM, Expanded, InputFile
 from penstock.sources.settings import BLOCK_BYTES
 from penstock.sources.tables import num_rows
-from penstock.sources.whole import file_rule
+from penstock.sources.text import file_rule
 from penstock.store.files import array_layout, header, write_file
 from penstock.store.manifest import PartRecord, part_file
 from penstock.tokenize.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ in the same directory may have other settings (see `Journal.fail`).
 from collections.abc import Mapping, Sequence
 
 from penstock.errors import SourceError, StoreError
-from penstock.sources.document import Reject, Tally, allowed_rejects
+from penstock.sources.batch import Reject, Tally, allowed_rejects
 from penstock.store import manifest as manifests
 from penstock.store.job import Job
 from penstock.store.journal import SealedSlice

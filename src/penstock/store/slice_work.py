@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from penstock.sources.digests import SpanDigests
-from penstock.sources.document import Batch, Tally
+from penstock.sources.batch import Batch, Tally
+from penstock.sources.read import SpanDigests
 from penstock.sources.slices import Slice
 from penstock.store.files import sync_directory
 from penstock.store.inputs import Pieces, piece_digests

@@ -11,7 +11,7 @@ import logging
 import threading
 
 from penstock.errors import DiskFullError, TokenMismatchError
-from penstock.sources.document import Tally
+from penstock.sources.batch import Tally
 from penstock.sources.slices import Slice
 from penstock.store.files import keep_freed_memory
 from penstock.store.job import BuildProgress, Job, Report

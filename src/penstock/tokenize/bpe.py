@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
 from penstock.ranges import ranges
-from penstock.sources.document import ArrowArray, binary_array, bool_array, text_offsets
+from penstock.sources.batch import ArrowArray, binary_array, bool_array, text_offsets
 from penstock.tokenize.definition import byte_alphabet
 
 _LETTER, _DIGIT, _MARK, _APOSTROPHE, _BLANK, _NOT_SPACE = (1 << bit for bit in range(6))

@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from penstock.errors import TokenMismatchError
-from penstock.sources.document import Batch, binary_array, text_offsets
+from penstock.sources.batch import Batch, binary_array, text_offsets
 from penstock.tokenize.engines import text_buffers
 from penstock.tokenize.tokenizer import Tokenizer
 

@@ -130,7 +130,7 @@ class ByteEngine:
 
 def as_texts(texts: Sequence[bytes]) -> ArrowTexts:
     """The texts as an Arrow array."""
-    from penstock.sources.document import binary_array
+    from penstock.sources.batch import binary_array
 
     return binary_array(texts)
 

@@ -55,7 +55,7 @@ from penstock.tokenize.gigatoken import EngineChoice, GigatokenEngine, choose_en
 from penstock.tokenize.special_tokens import checked_tokens, extended_definition, log_added
 
 if TYPE_CHECKING:
-    from penstock.sources.document import Batch
+    from penstock.sources.batch import Batch
 
 SpecialTokens = Literal["text", "parse"]
 

@@ -30,7 +30,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from penstock.errors import SourceError, TokenizerError
 from penstock.options import ReadSettings, num_cores
 from penstock.paths import expand_user
-from penstock.sources.document import Batch, Reject, allowed_rejects, text_offsets
+from penstock.sources.batch import Batch, Reject, allowed_rejects, text_offsets
 from penstock.sources.files import InputFile
 from penstock.sources.listing import list_files
 from penstock.sources.read import read_slice

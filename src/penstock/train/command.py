@@ -38,7 +38,7 @@ from penstock.store.files import write_file
 from penstock.train.bundled import bundled_recipes
 from penstock.train.config import TrainingConfig, TrainingJob
 from penstock.train.data import open_data, store_sides
-from penstock.train.record import recipe_tables
+from penstock.train.record import continuing, recipe_tables
 from penstock.train.vocabulary import vocab_size_of
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _naming_settings(recipe: Recipe, table: str) -> Iterator[None]:
 def open_job(recipe: Recipe, log: "Log") -> TrainingJob:
     """Open the stores of a recipe and return the job; if the data is text, build them first."""
     with _naming_settings(recipe, "data"):
-        plan, val = open_data(recipe.data, recipe.output, log=log, ledger=recipe.ledger)
+        plan, val = open_data(recipe.data, recipe.output, log=log, earlier=recipe.earlier)
     return TrainingJob(
         plan=plan,
         val=val,
@@ -194,7 +194,7 @@ def open_job(recipe: Recipe, log: "Log") -> TrainingJob:
         optimization=recipe.optimization,
         output=recipe.output,
         recipe=recipe_tables(recipe),
-        ledger=recipe.ledger,
+        earlier=recipe.earlier,
     )
 
 
@@ -205,7 +205,7 @@ def run_recipe(recipe: Recipe, *, device: str | None, log: "Log") -> "RunResult"
     from penstock.train.sample import sample_text
 
     select_device(device)  # reports a wrong name now, before any text is tokenized
-    job = open_job(recipe, log)
+    job = open_job(continuing(recipe, log), log)
     if job.val is None:
         log(NO_VALIDATION)
     with _naming_settings(recipe, "training"):

@@ -13,12 +13,14 @@ when it is created.
 import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import PlanError
-from penstock.ledger import LedgerLine
 from penstock.loader.run import AnyPlan
 from penstock.rows.protocol import Rows
+
+if TYPE_CHECKING:  # it imports this module
+    from penstock.recipe import EarlierSources
 
 # The embedding has a multiple of 64 rows. Matrix units work on whole tiles: the logits of
 # 50,304 ids are computed 25 % faster than those of 50,257.
@@ -222,5 +224,5 @@ class TrainingJob:
     """The directory for checkpoints, metrics and the loss curve."""
     recipe: dict[str, Any] | None = None
     """The tables of the recipe, which are written to run.json."""
-    ledger: tuple[LedgerLine, ...] = ()
-    """The amendments of the plan, which are written to ledger.jsonl."""
+    earlier: "tuple[EarlierSources, ...]" = ()
+    """The sources that the run had before its recipe was changed; run.json records them."""

@@ -6,7 +6,7 @@ Commands open the data without torch; `penstock.train.loaders` makes batches of 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,10 @@ from penstock.formats.open import (
 from penstock.formats.options import TokenOptions
 from penstock.formats.tables import holds_text
 from penstock.formats.token_files import TokenFiles
-from penstock.ledger import AddedStore, LedgerLine, amended
 from penstock.loader.run import AnyPlan
 from penstock.order.plan import Plan
 from penstock.paths import StorePath, expand_user, is_remote, store_path
-from penstock.recipe import DataConfig, RowKind
+from penstock.recipe import DataConfig, EarlierSources, RowKind, SourceConfig
 from penstock.rows.packs import Packs
 from penstock.rows.protocol import Rows
 from penstock.rows.tokens import ArrayFile
@@ -49,45 +48,46 @@ def open_data(
     output: Path,
     *,
     log: Callable[[str], None],
-    ledger: Sequence[LedgerLine] = (),
+    earlier: Sequence[EarlierSources] = (),
 ) -> tuple[AnyPlan, Rows | None]:
     """The plan to train on and the rows to validate on; text is built into stores first.
 
     The stores go into `output`. A later run with the same text and settings finds them there. The
-    plan has the amendments of `ledger`.
+    plan begins with the sources of `earlier`, and continues with those of `config`.
     """
     opener = _Opener(config, output, log)
     if config.stream and config.train is not None:
-        if ledger:
-            raise PlanError(
-                "A store that is still being built cannot be amended. When it is finished, set "
-                'stream=false and shuffle="part" in the recipe; the rows stay the same.'
-            )
         streamed = StreamedPlan(opener.streamed(config.train), seed=config.seed)
         return streamed, opener.val_rows(opener.val_path(None))
     held_out: StorePath | None = None
     if config.train is not None:
         train, held_out = opener.sides(config.train, "train", config.tokens)
+    named = {name: each for leg in earlier for name, each in leg.sources.items()}
+    named |= config.sources  # their paths are those of now
     paths = {
         name: opener.sides(each.train, name, each.tokens, each.field)[0]
-        for name, each in config.sources.items()
+        for name, each in named.items()
     }
     held_out = opener.val_path(held_out)
     # Together, so that no build can replace the two sides of a store in between.
     opener.open([*([] if config.train is None else [train]), *paths.values(), held_out])
-    sources: Any = {
-        name: opener.rows(
-            path, config.sources[name].rows or config.rows, config.sources[name].tokens
-        )
-        for name, path in paths.items()
+    rows = {
+        name: opener.rows(paths[name], each.rows or config.rows, each.tokens)
+        for name, each in named.items()
     }
     if config.train is not None:
-        sources = opener.rows(train, config.rows, config.tokens)
-    weights = {
-        name: each.weight for name, each in config.sources.items() if each.weight is not None
-    }
-    plan = Plan(sources, weights=weights or None, seed=config.seed, shuffle=config.shuffle)
-    return amended(plan, ledger, opener.added), opener.val_rows(held_out)
+        rows = {"data": opener.rows(train, config.rows, config.tokens)}
+    legs = [*(each.sources for each in earlier), config.sources]
+    first = {name: rows[name] for name in legs[0]} or rows
+    plan = Plan(first, weights=_weights(legs[0]) or None, seed=config.seed, shuffle=config.shuffle)
+    for (position, _), sources in zip(earlier, legs[1:], strict=True):
+        chosen = {name: rows[name] for name in sources}
+        plan = plan.continued(position, weights=_weights(sources), sources=chosen)
+    return plan, opener.val_rows(held_out)
+
+
+def _weights(sources: Mapping[str, SourceConfig]) -> dict[str, float]:
+    return {name: each.weight for name, each in sources.items() if each.weight is not None}
 
 
 def store_sides(path: StorePath) -> tuple[StorePath, StorePath | None] | None:
@@ -230,17 +230,6 @@ class _Opener:
                 error.add_note(self._split_note)
             raise
 
-    def added(self, source: AddedStore) -> Rows:
-        """The rows of a source that an amendment adds, which must be a store."""
-        sides = store_sides(store_path(source.train))
-        if sides is None:
-            raise PlanError(
-                f"{store_path(source.train)}, which an amendment adds, is not a store. Build one "
-                "first, with penstock build."
-            )
-        kind: RowKind = "packs" if (source.rows or self._config.rows) == "packs" else "windows"
-        return self.rows(sides[0], kind)
-
     def val_path(self, held_out: StorePath | None) -> StorePath | None:
         """The store to validate on: that of `val`, or else the held-out side."""
         if self._config.val is None:
@@ -271,10 +260,3 @@ class _Opener:
         if config.rows == "windows" and num_tokens <= config.length:
             return self.rows(held_out, config.rows, tail="pad")
         return self.rows(held_out, config.rows)
-
-
-def open_added(
-    config: DataConfig, output: Path, source: AddedStore, log: Callable[[str], None]
-) -> Rows:
-    """The rows of a store that an amendment adds to the data of a recipe."""
-    return _Opener(config, output, log).added(source)

@@ -24,7 +24,7 @@ import numpy as np
 from penstock.errors import MissingInputError, SourceError
 from penstock.paths import expand_user
 from penstock.sources.settings import BLOCK_BYTES, Texts
-from penstock.sources.whole import CONTEXT_BYTES, RANGE_BYTES, IsCutSafe, find_cut
+from penstock.sources.text import CONTEXT_BYTES, RANGE_BYTES, IsCutSafe, find_cut
 from penstock.store.manifest import FILE_NAME
 
 PathLike = str | os.PathLike[str]

@@ -1,22 +1,46 @@
-"""Splitters: where documents begin and end in text.
+"""Text: where documents begin and end in it, and where a long document may be cut.
+
+    Splitter     the documents of a block, and borders between documents
+    rule_of      the rule of a file for documents="auto", found in its first 64 MB
+    find_cut     a place where a document longer than a slice or a block may be cut
+    divided      a batch with its long documents in blocks
 
 A splitter works on bytes and not on lines as Python defines them: U+2028, form feed and a lone
 carriage return are ordinary text. It has two tasks. `spans` returns the documents of a block
 that ends at a record border; everything between two spans is separator or blank, so spans and
 gaps cover the block. `first_border` finds a place where a record begins, without reading the
 text before it. So several threads can read different ranges of one large file.
+
+A file without a separator is one document, and every byte of it is kept. A cut must not change a
+token id, so a document is cut only where the tokenizer gives the same ids for the text around the
+cut as for its two halves; `IsCutSafe` asks the tokenizer. With GPT-2, a line end between two other
+characters is such a place, and a blank line is not. A tokenizer that adds something in front of
+every text has no such place.
 """
 
 import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.options import separator_in
+from penstock.options import ReadSettings, separator_in
+from penstock.sources.batch import (
+    Batch,
+    Edges,
+    SeparatedTexts,
+    binary_array,
+    blank,
+    compact,
+    text_offsets,
+)
+from penstock.sources.files import Expanded, InputFile
+from penstock.sources.settings import BLOCK_BYTES, RULE_BYTES
 
-_BLANK = np.zeros(256, bool)
-_BLANK[list(b" \t\r\n")] = True
 # Bytes of text and code, from rare to common. A byte that is not listed counts as the rarest,
 # because `find` returns -1 for it.
 _COMMON = bytes(reversed(b"etaoinsrhldcu\n mfpgwybvkxjqz,._-()=\"'/:;0123456789<>TSAIC"))
@@ -24,6 +48,22 @@ _COMMON = bytes(reversed(b"etaoinsrhldcu\n mfpgwybvkxjqz,._-()=\"'/:;0123456789<
 _CHUNK = 1 << 18
 _SPARSE = 1 << 9  # a byte is rare if there is at most one in so many bytes
 _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
+
+IsCutSafe = Callable[[str, str], bool]
+"""A function of the text before and after a cut; returns whether the cut changes no token id."""
+
+RANGE_BYTES = 1 << 20
+"""How far after the wanted place a cut is searched for."""
+CONTEXT_BYTES = 2_048
+"""How much text on each side `IsCutSafe` receives: 512 characters of at most 4 bytes."""
+# Trying one place takes about a millisecond. If there are safe places, one of the first few line
+# ends is safe. So the search gives up after this many tries.
+_MOST_TRIES = 32
+# A line end between two characters that are not white space, or else a single space.
+_PLACES = (re.compile(rb"(?<=\S)\r?\n(?=\S)"), re.compile(rb"(?<=\S) (?=\S)"))
+# Text without spaces: commas, full stops and similar marks of Chinese and Japanese, in UTF-8. They
+# are tried only for blocks: pieces that are stored would be others than those of earlier builds.
+_MARKS = re.compile(rb"\xe3\x80[\x81\x82]|\xef\xbc[\x81\x8c\x9a\x9b\x9f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,29 +283,6 @@ def _pieces(
     return starts, np.concatenate((ends, [len(data)]))
 
 
-def blank(data: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which pieces are empty, or contain only spaces, tabs, carriage returns and line ends."""
-    text = np.frombuffer(data, np.uint8)
-    is_blank = np.ones(len(starts), bool)
-    open_pieces = np.arange(len(starts))
-    place = starts
-    # One byte of all undecided pieces per round. The first byte decides most pieces, and a few
-    # more bytes decide those that are indented.
-    for _ in range(32):
-        inside = place < stops[open_pieces]
-        open_pieces, place = open_pieces[inside], place[inside]
-        white = _BLANK[text[place]]
-        is_blank[open_pieces[~white]] = False
-        open_pieces, place = open_pieces[white], place[white] + 1
-        if not len(open_pieces):
-            return is_blank
-    # Few pieces begin with more than 32 blanks, so these are decided one by one.
-    for piece in open_pieces:
-        if text[starts[piece] : stops[piece]].tobytes().strip(b" \t\r\n"):
-            is_blank[piece] = False
-    return is_blank
-
-
 def without_blank(data: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Spans:
     """The pieces of `data` that are not blank, and counts of those that are."""
     is_blank = blank(data, starts, stops)
@@ -273,3 +290,132 @@ def without_blank(data: bytes, starts: NDArray[np.int64], stops: NDArray[np.int6
         return Spans(starts, stops, 0, 0)
     skipped = int((stops[is_blank] - starts[is_blank]).sum())
     return Spans(starts[~is_blank], stops[~is_blank], int(is_blank.sum()), skipped)
+
+
+def rule_of(blocks: Iterable[bytes], separators: Sequence[str]) -> str:
+    r"""The first of `separators` that the first 64 MB contain, or "file".
+
+    Reads no more blocks than it needs.
+
+    >>> rule_of([b"one<|endof", b"text|>two"], ["<|endoftext|>"])
+    '<|endoftext|>'
+    >>> rule_of([b"one\ntwo\n"], ["<|endoftext|>"])
+    'file'
+    """
+    wanted = [each.encode() for each in separators]
+    found = len(wanted)
+    longest = max(map(len, wanted), default=1)
+    seen, tail = 0, b""
+    for block in blocks:
+        # `tail` is one byte shorter than the longest separator: enough to find one that spans two
+        # blocks, and too short to find one twice.
+        text = tail + block[: RULE_BYTES - seen]
+        # A later block may contain an earlier separator of the list, which takes precedence.
+        found = next((number for number in range(found) if wanted[number] in text), found)
+        seen += len(block)
+        if found == 0 or seen >= RULE_BYTES:
+            break
+        tail = text[-longest + 1 :] if longest > 1 else b""
+    return separators[found] if found < len(wanted) else "file"
+
+
+def find_cut(
+    data: bytes,
+    wanted: int,
+    is_safe: IsCutSafe | None,
+    tries: int = _MOST_TRIES,
+    patterns: Sequence[re.Pattern[bytes]] = _PLACES,
+) -> int:
+    r"""The first place in `data`, at or after `wanted`, where the text may be cut; or -1.
+
+    The place after a line end is tried first, then the place before it. Spaces are tried only if
+    no line end is safe.
+
+    >>> data = b"one two\n\nthree\nfour"
+    >>> find_cut(data, 4, lambda left, right: True), find_cut(data, 4, None)
+    (15, -1)
+    """
+    if is_safe is None:
+        return -1
+    for pattern in patterns:
+        for number, found in enumerate(pattern.finditer(data, wanted, wanted + RANGE_BYTES)):
+            if number == tries:
+                break
+            # GPT-2 and most others join a space to the word that follows it, so only the place
+            # before the space is tried.
+            places = (found.end(), found.start()) if found[0] != b" " else (found.start(),)
+            for place in places:
+                if place > 0 and _is_safe_at(data, place, is_safe):
+                    return place
+    return -1
+
+
+def _is_safe_at(data: bytes, place: int, is_safe: IsCutSafe) -> bool:
+    begin = max(0, place - CONTEXT_BYTES)
+    end = min(len(data), place + CONTEXT_BYTES)
+    # The ends of the window may be inside a character: bytes of the form 10xxxxxx continue one.
+    while begin < place and data[begin] & 0xC0 == 0x80:
+        begin += 1
+    while end < len(data) and end > place and data[end] & 0xC0 == 0x80:
+        end -= 1
+    try:
+        return is_safe(data[begin:place].decode(), data[place:end].decode())
+    except UnicodeDecodeError:  # ids of invalid text are unknown until the bytes are replaced
+        return False
+
+
+def block_borders(text: Any, is_cut_safe: IsCutSafe | None) -> Iterator[int]:
+    """The offsets where blocks of a text begin and end, from 0 to its length."""
+    view = memoryview(text)
+    start = 0
+    yield start
+    while is_cut_safe is not None and len(view) - start > 2 * BLOCK_BYTES:
+        begin = start + BLOCK_BYTES - CONTEXT_BYTES
+        data = bytes(view[max(0, begin) : begin + RANGE_BYTES + 2 * CONTEXT_BYTES])
+        begin = max(0, begin)
+        wanted, patterns = start + BLOCK_BYTES - begin, (*_PLACES, _MARKS)
+        found = find_cut(data, wanted, is_cut_safe, tries=8, patterns=patterns)
+        if found < 0:
+            break
+        start = begin + found
+        yield start
+    yield len(view)
+
+
+def divided(batch: Batch, is_cut_safe: IsCutSafe) -> Iterator[Batch]:
+    """The batch, with its long documents in blocks, so that the tokenizer needs less memory.
+
+    A document of 400 MB as one text took eight times its size. In blocks, it takes its own size
+    and that of a block, and has the same ids.
+    """
+    texts = batch.stored
+    if isinstance(texts, SeparatedTexts):
+        view, starts, stops = memoryview(texts.data), texts.starts, texts.stops
+    else:
+        view, ends = memoryview(texts.buffers()[2] or b""), text_offsets(texts)
+        starts, stops = ends[:-1], ends[1:]
+    long = np.flatnonzero(stops - starts > 2 * BLOCK_BYTES).tolist()
+    if batch.edges is not None or not long:
+        yield batch
+        return
+    # Counts and rejects belong to the whole batch, and come with a batch without documents.
+    none = np.zeros(0, np.uint64)
+    yield Batch(binary_array([]), none, none, batch.tally, batch.rejects, rules=batch.rules)
+    for before, row in pairwise([-1, *long, len(starts)]):
+        short = slice(before + 1, row)
+        if short.start < short.stop:
+            kept = compact(view, starts[short], stops[short])
+            yield Batch(kept, batch.files[short], batch.offsets[short])
+        if row < len(starts):
+            text, place = view[starts[row] : stops[row]], slice(row, row + 1)
+            for first, last in pairwise(block_borders(text, is_cut_safe)):
+                ends_here = last == len(text)
+                edges = Edges.of(begins=first == 0, ends=ends_here, closes=ends_here)
+                block = binary_array([bytes(text[first:last])])
+                yield Batch(block, batch.files[place], batch.offsets[place], edges=edges)
+
+
+def file_rule(file: InputFile, reading: ReadSettings) -> str:
+    """The rule that "auto" finds for a text file; reads at most its first 64 MB."""
+    with closing(Expanded(file)) as stream:
+        return rule_of(iter(lambda: stream.read(BLOCK_BYTES), b""), reading.separators)

@@ -13,7 +13,7 @@ object. If pandas is installed, they import it for that check. The import takes 
 thread that reads, and Ctrl-C may be lost in that time.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Self, cast
@@ -22,8 +22,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from penstock.options import ReadSettings
+
 ArrowArray = Any
 """A pyarrow array; `Any`, because pyarrow has no type annotations."""
+
+
+Reason = tuple[str, str]
+"""Why a record is rejected: a fixed word, by which rejects are counted, and a detail for the
+reject log."""
+
+_BLANK = np.zeros(256, bool)
+_BLANK[list(b" \t\r\n")] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,3 +338,119 @@ def _joined(batches: list[Batch]) -> Batch:
         edges=Edges.joined(batches),
         rules=[rule for batch in batches for rule in batch.rules],
     )
+
+
+def validate(
+    texts: ArrowArray,
+    *,
+    file: int,
+    places: NDArray[np.uint64],
+    reading: ReadSettings,
+    record_bytes: NDArray[np.int64] | None = None,
+    keep_blank: bool = False,
+    why_null: Callable[[int], Reason] = lambda row: ("not_a_string", "null"),
+) -> Batch:
+    """A batch of the valid documents in `texts`, a large_binary array.
+
+    Args:
+        texts: The text of each record; null if the record has no text.
+        file: The number of the input file.
+        places: The offset of each record in the file.
+        reading: The settings of the build.
+        record_bytes: The number of input bytes that each record takes up, if it is more than the
+            text.
+        keep_blank: Whether blank texts are documents too.
+        why_null: Returns the reason why a record has no text.
+    """
+    tally = Tally()
+    if record_bytes is None:  # before invalid bytes are replaced, which changes the lengths
+        record_bytes = byte_lengths(texts)
+    reasons: dict[int, Reason] = {}
+    if texts.null_count:
+        reasons = {int(row): why_null(int(row)) for row in null_rows(texts)}
+    if not is_utf8(texts):
+        texts, bad = _decoded(texts, reading, tally)
+        reasons |= bad
+    keep = np.ones(len(texts), bool)
+    keep[list(reasons)] = False
+    texts = _plain(texts, keep)
+    # Only kept texts are tested for blanks: a rejected record has a reason already.
+    edges = text_offsets(texts)
+    is_blank = blank(texts.buffers()[2] or b"", edges[:-1], edges[1:])
+    if keep_blank:
+        is_blank[:] = False
+    # `keep` and `documents` are masks over all records, `is_blank` is one over the kept records.
+    documents = keep.copy()
+    documents[keep] = ~is_blank
+    if is_blank.any():
+        texts = _plain(texts, ~is_blank)
+    # Each record is counted in exactly one of three groups, by number and by bytes.
+    tally.documents = len(texts)
+    tally.text_bytes = int(text_offsets(texts)[-1])
+    tally.skipped = int(is_blank.sum())
+    tally.rejected = len(reasons)
+    tally.document_bytes = int(record_bytes[documents].sum())
+    tally.rejected_bytes = int(record_bytes[~keep].sum())
+    tally.skipped_bytes = int(record_bytes[keep & ~documents].sum())
+    rejects = [
+        Reject(file, int(places[row]), int(record_bytes[row]), *reasons[row])
+        for row in sorted(reasons)
+    ]
+    files = np.full(len(texts), file, np.uint64)
+    return Batch(texts, files, places[documents].astype(np.uint64), tally, rejects)
+
+
+def _decoded(
+    texts: ArrowArray, reading: ReadSettings, tally: Tally
+) -> tuple[ArrowArray, dict[int, Reason]]:
+    """Replace invalid bytes by U+FFFD, or with `errors="strict"` find the rows to reject."""
+    # Slow, one Python object per text, but only batches with invalid bytes come here.
+    values = texts.to_pylist()
+    bad: dict[int, Reason] = {}
+    for row, value in enumerate(values):
+        try:
+            (value or b"").decode()
+        except UnicodeDecodeError as error:
+            if reading.errors == "strict":
+                bad[row] = ("invalid_utf8", f"{error.reason} at byte {error.start:,} of the text")
+            else:
+                values[row] = value.decode(errors="replace").encode()
+                tally.replaced += 1
+    if reading.errors == "replace":
+        texts = binary_array(values)
+    return texts, bad
+
+
+def _plain(texts: ArrowArray, keep: NDArray[np.bool_]) -> ArrowArray:
+    """The kept texts as gigatoken requires them: unsliced, without a null bitmap."""
+    # An array at offset 0 may still share the buffer of a longer array. Then its first text does
+    # not begin at byte 0. The filter copies the kept texts to the front of a new buffer.
+    if texts.offset or text_offsets(texts)[0] or not keep.all():
+        texts = texts.filter(bool_array(keep))
+    buffers = texts.buffers()
+    if buffers[0] is not None:
+        texts = pa.Array.from_buffers(pa.large_binary(), len(texts), [None, *buffers[1:]])
+    return texts
+
+
+def blank(data: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which pieces are empty, or contain only spaces, tabs, carriage returns and line ends."""
+    text = np.frombuffer(data, np.uint8)
+    is_blank = np.ones(len(starts), bool)
+    open_pieces = np.arange(len(starts))
+    place = starts
+    # One byte of all undecided pieces per round. The first byte decides most pieces, and a few
+    # more bytes decide those that are indented.
+    for _ in range(32):
+        inside = place < stops[open_pieces]
+        open_pieces, place = open_pieces[inside], place[inside]
+        white = _BLANK[text[place]]
+        is_blank[open_pieces[~white]] = False
+        open_pieces, place = open_pieces[white], place[white] + 1
+        if not len(open_pieces):
+            return is_blank
+    # Few pieces begin with more than 32 blanks, so these are decided one by one.
+    for piece in open_pieces:
+        if text[starts[piece] : stops[piece]].tobytes().strip(b" \t\r\n"):
+            is_blank[piece] = False
+    return is_blank
