@@ -90,7 +90,6 @@ REACHED_FROM = {
     "order.steps": ["Loader"],
     "preprocess:main": ["python -m penstock.preprocess"],
     "recipe": ["penstock train"],
-    "remote.cache": ["TokenStore"],
     "rows.pieces": ["Packs", "Documents"],
     "sources": READERS,
     "store": BUILDERS,

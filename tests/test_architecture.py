@@ -27,26 +27,23 @@ MAY_IMPORT = {
     "paths": set(),
     "digest": {"errors"},
     "sources": BASE,
-    # Files are downloaded by the functions that open other files, and messages hide secrets as
-    # those of inputs do.
-    "remote": BASE | {"sources", "store.files", "store.folders", "store.memory"},
     # Tokenizers are kept in the cache directory, by the functions that write other files.
     "tokenize": BASE | {"sources", "store.files"},
     "chat": BASE | {"sources", "tokenize"},
-    # `build(progress=True)` shows the progress bar of the command line. Token files are refused.
-    "store": BASE | {"sources", "tokenize", "chat", "remote", "cli.progress", "formats.open"},
+    # `build(progress=True)` shows the progress bar of the command line. Token files are refused. A
+    # thread that waits for a download lets its process fork, as one that waits for a part does.
+    "store": BASE
+    | {"sources", "tokenize", "chat", "cli.progress", "formats.open", "streaming.waits"},
     # The interface of rows: it imports nothing but NumPy and errors.
     "order": BASE | {"rows.protocol"},
     "transforms": BASE | {"rows.protocol"},
     # Token files of other tools: to read them, to make stores of them, and to write them.
-    "formats": BASE | {"sources", "tokenize", "store", "remote"},
-    "rows": BASE | {"sources", "tokenize", "chat", "store", "remote", "formats"},
+    "formats": BASE | {"sources", "tokenize", "store"},
+    "rows": BASE | {"sources", "tokenize", "chat", "store", "formats"},
     # A streamed plan is a plan over rows of a snapshot.
-    "streaming": BASE
-    | {"sources", "tokenize", "chat", "store", "remote", "rows", "order"}
-    | {"formats"},
+    "streaming": BASE | {"sources", "tokenize", "chat", "store", "rows", "order"} | {"formats"},
     "loader": BASE
-    | {"sources", "tokenize", "chat", "store", "remote", "order", "rows", "streaming"}
+    | {"sources", "tokenize", "chat", "store", "order", "rows", "streaming"}
     | {"formats"},
     # Their datasets take a transform.
     "integrations": BASE
@@ -56,20 +53,19 @@ MAY_IMPORT = {
     # It searches for the largest batch as Lightning's data module does, and its display escapes
     # text as the command line does.
     "train": BASE
-    | {"store", "remote", "order", "rows", "streaming", "loader", "recipe", "integrations", "cli"}
+    | {"store", "order", "rows", "streaming", "loader", "recipe", "integrations", "cli"}
     | {"formats", "charts"},
     "recipe": BASE | {"train", "formats.options"},
     # It opens the data of a recipe as the trainer does, also at a URL, and has nothing to do with a
     # terminal.
     "inspect": BASE
-    | {"tokenize", "store", "remote", "order", "rows", "loader", "recipe", "train"}
+    | {"tokenize", "store", "order", "rows", "loader", "recipe", "train"}
     | {"formats"},
     # A page shows what `inspect` finds, and escapes text as the command line does.
-    "report": BASE
-    | {"charts", "tokenize", "store", "remote", "order", "formats", "train", "inspect", "cli"},
+    "report": BASE | {"charts", "tokenize", "store", "order", "formats", "train", "inspect", "cli"},
 }
 WITHOUT_TORCH = ["errors", "digest", "sources", "tokenize", "chat", "store", "order", "transforms"]
-WITHOUT_TORCH += ["streaming", "remote", "formats"]
+WITHOUT_TORCH += ["streaming", "formats"]
 
 
 def name_of(path):
@@ -191,7 +187,8 @@ def test_the_table_of_parts_is_the_pipeline():
     chain = ["sources", "tokenize", "chat", "store", "rows", "loader"]
 
     for one, two in pairwise(chain):
-        # Only a build shows progress and refuses token files, and `chat` writes no files.
-        only = {"cli.progress", "formats.open", "store.files"}
+        # Only a build shows progress and refuses token files, and `chat` writes no files. Only the
+        # store waits for downloads.
+        only = {"cli.progress", "formats.open", "store.files", "streaming.waits"}
         assert (MAY_IMPORT[one] | {one}) - only <= MAY_IMPORT[two]
     assert {path.name for path in PACKAGE.iterdir() if path.is_dir()} >= set(chain) | {"order"}

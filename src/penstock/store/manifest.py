@@ -38,9 +38,8 @@ from numpy.typing import NDArray
 
 from penstock.digest import digest_bytes
 from penstock.errors import MissingStoreError, StoreError
-from penstock.paths import naming
+from penstock.paths import StorePath, naming
 from penstock.ranges import Integers
-from penstock.remote.address import StorePath
 from penstock.store.blocks import BLOCK_BYTES
 from penstock.store.files import (
     HEADER_BYTES,

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StoreError
-from penstock.remote.address import StorePath
+from penstock.paths import StorePath
 
 _MOST_MAPPED = 16_384  # Linux allows a process 65,530 maps
 # Left to the rest of the process: its streams, locks and directories, what it writes, sockets.

@@ -24,7 +24,7 @@ from penstock.errors import (
     TokenizerError,
 )
 from penstock.formats.open import TOKEN_SUFFIXES, is_token_file
-from penstock.paths import expand_user, is_remote, nearby_names, redacted
+from penstock.paths import expand_user, is_remote, nearby_names, redacted, store_path
 from penstock.recipe import (
     DEFAULT_SIZE,
     DEFAULT_TOKENIZER,
@@ -34,7 +34,6 @@ from penstock.recipe import (
     read_recipe,
     set_value,
 )
-from penstock.remote.address import store_path
 from penstock.store.files import write_file
 from penstock.train.bundled import bundled_recipes
 from penstock.train.config import TrainingConfig, TrainingJob
