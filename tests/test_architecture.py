@@ -28,24 +28,22 @@ MAY_IMPORT = {
     "disk": {"errors", "paths"},
     "digest": {"errors"},
     "sources": BASE,
-    # Messages hide secrets as those of inputs do.
-    "remote": BASE | {"sources", "store.memory"},
     "tokenize": BASE | {"sources"},
     "chat": BASE | {"sources", "tokenize"},
-    # `build(progress=True)` shows the progress bar of the command line. Token files are refused.
-    "store": BASE | {"sources", "tokenize", "chat", "remote", "cli.progress", "formats.open"},
+    # `build(progress=True)` shows the progress bar of the command line. Token files are refused. A
+    # thread that waits for a download lets its process fork, as one that waits for a part does.
+    "store": BASE
+    | {"sources", "tokenize", "chat", "cli.progress", "formats.open", "streaming.waits"},
     # The interface of rows: it imports nothing but NumPy and errors.
     "order": BASE | {"rows.protocol"},
     "transforms": BASE | {"rows.protocol"},
     # Token files of other tools: to read them, to make stores of them, and to write them.
-    "formats": BASE | {"sources", "tokenize", "store", "remote"},
-    "rows": BASE | {"sources", "tokenize", "chat", "store", "remote", "formats"},
+    "formats": BASE | {"sources", "tokenize", "store"},
+    "rows": BASE | {"sources", "tokenize", "chat", "store", "formats"},
     # A streamed plan is a plan over rows of a snapshot.
-    "streaming": BASE
-    | {"sources", "tokenize", "chat", "store", "remote", "rows", "order"}
-    | {"formats"},
+    "streaming": BASE | {"sources", "tokenize", "chat", "store", "rows", "order"} | {"formats"},
     "loader": BASE
-    | {"sources", "tokenize", "chat", "store", "remote", "order", "rows", "streaming"}
+    | {"sources", "tokenize", "chat", "store", "order", "rows", "streaming"}
     | {"formats"},
     # Their datasets take a transform.
     "integrations": BASE
@@ -55,17 +53,16 @@ MAY_IMPORT = {
     # It searches for the largest batch as Lightning's data module does, and its display escapes
     # text as the command line does.
     "train": BASE
-    | {"store", "remote", "order", "rows", "streaming", "loader", "recipe", "integrations", "cli"}
+    | {"store", "order", "rows", "streaming", "loader", "recipe", "integrations", "cli"}
     | {"formats", "charts"},
     "recipe": BASE | {"train", "formats.options"},
     # It opens the data of a recipe as the trainer does, also at a URL, and has nothing to do with a
     # terminal.
     "inspect": BASE
-    | {"tokenize", "store", "remote", "order", "rows", "loader", "recipe", "train"}
+    | {"tokenize", "store", "order", "rows", "loader", "recipe", "train"}
     | {"formats"},
     # A page shows what `inspect` finds, and escapes text as the command line does.
-    "report": BASE
-    | {"charts", "tokenize", "store", "remote", "order", "formats", "train", "inspect", "cli"},
+    "report": BASE | {"charts", "tokenize", "store", "order", "formats", "train", "inspect", "cli"},
 }
 WITHOUT_TORCH = [
     "errors",
@@ -78,7 +75,7 @@ WITHOUT_TORCH = [
     "order",
     "transforms",
 ]
-WITHOUT_TORCH += ["streaming", "remote", "formats"]
+WITHOUT_TORCH += ["streaming", "formats"]
 
 
 def name_of(path):
@@ -146,7 +143,7 @@ def test_torch_is_imported_only_where_tensors_are():
 
 # What is left besides `disk`: the cache of remote stores does not sync what it renames, and its
 # locks are for files and not for directories.
-ON_DISK = {"remote.cache": {"FileLock", "replace"}}
+ON_DISK = {"store.remote": {"FileLock", "replace"}}
 
 
 def on_disk(path):
@@ -225,7 +222,7 @@ def test_the_table_of_parts_is_the_pipeline():
     chain = ["sources", "tokenize", "chat", "store", "rows", "loader"]
 
     for one, two in pairwise(chain):
-        # Only a build shows progress and refuses token files, and `chat` writes no files.
-        only = {"cli.progress", "formats.open"}
+        # Only a build shows progress and refuses token files. Only the store waits for downloads.
+        only = {"cli.progress", "formats.open", "streaming.waits"}
         assert (MAY_IMPORT[one] | {one}) - only <= MAY_IMPORT[two]
     assert {path.name for path in PACKAGE.iterdir() if path.is_dir()} >= set(chain) | {"order"}

@@ -17,8 +17,8 @@ from penstock.charts import draw
 from penstock.errors import MissingExtraError
 from penstock.integrations.hf_format import hf_tokenizer
 from penstock.options import ReadSettings
-from penstock.remote import open_objects
 from penstock.sources.listing import list_files
+from penstock.store.objects import Objects
 from penstock.tokenize.tokenizer import load_tokenizer
 from penstock.train import RunProgress, TrainingConfig
 from penstock.train.logs import Metrics
@@ -110,7 +110,7 @@ def on_ray(path):
 
 
 def on_a_server(_):
-    open_objects("https://me:SECRET@host/x").read("penstock.json")
+    Objects("https://me:SECRET@host/x").read("penstock.json")
 
 
 def in_a_chart(_):

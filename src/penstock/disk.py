@@ -46,7 +46,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from penstock.errors import DiskFullError, StoreBusyError, StoreError
-from penstock.paths import expand_user
+from penstock.paths import StorePath, expand_user
 
 if TYPE_CHECKING:
     from zlib import crc32 as crc32
@@ -463,7 +463,7 @@ class MappedFile(NamedTuple):
     """Bytes of the file."""
     address: int
     """Where `array` begins in memory: to ask NumPy takes 1 µs, and readers ask for each batch."""
-    path: object
+    path: StorePath
     """Where the user sees it, for messages: a path or a URL."""
     name: str
     """The path that was opened: of a remote store, that of the file on this machine."""
@@ -548,7 +548,7 @@ def files_at_once(most: int) -> int:
 
 
 @contextmanager
-def explained(path: object) -> Iterator[None]:
+def explained(path: StorePath) -> Iterator[None]:
     """Raise an error that says what to do if the process has no descriptor left for `path`."""
     try:
         yield

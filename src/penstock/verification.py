@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from penstock.formats.open import token_files_at
 from penstock.formats.token_files import TokenFiles, verify_tokens
-from penstock.remote.address import StoreUrl
+from penstock.paths import StoreUrl
 from penstock.store.reader import TokenStore
 from penstock.store.verify import verify as verify_stores
 

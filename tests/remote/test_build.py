@@ -287,16 +287,6 @@ def test_a_build_that_failed_may_have_other_settings_next(bucket, url, inputs, l
     assert found(bucket) == local
 
 
-def test_a_killed_build_begins_again_on_another_machine(
-    bucket, url, inputs, local, monkeypatch, tmp_path
-):
-    interrupt(bucket, inputs, url, 6, monkeypatch)
-    lose_cache(monkeypatch, tmp_path)
-    build(inputs, url)
-
-    assert found(bucket) == local
-
-
 def test_an_unfinished_build_is_not_taken_for_another(bucket, url, inputs, more, monkeypatch):
     interrupt(bucket, inputs, url, 4, monkeypatch)
 

@@ -6,8 +6,8 @@ import pytest
 
 import penstock as ps
 from penstock.errors import RemoteError, StoreError
-from penstock.remote import open_objects
 from penstock.sources.slices import cut
+from penstock.store.objects import Objects
 
 SECONDS = 16
 
@@ -81,4 +81,4 @@ def test_a_server_that_always_fails_ends_in_an_error(local, bucket, monkeypatch,
     with pytest.raises(StoreError, match=f"{bucket.url}/owt/penstock.json"):
         ps.TokenStore(f"{bucket.url}/owt")
     bucket.proxy.set()
-    assert open_objects(f"{bucket.url}/owt").size("penstock.json")
+    assert Objects(f"{bucket.url}/owt").size("penstock.json")

@@ -194,9 +194,9 @@ def test_says_what_it_is(packs):
 class Told(Stream):
     """A stream that notes what is asked for ahead."""
 
-    def read_ahead(self, starts, length):
-        self.named = [(start, start + length) for start in starts.tolist()]
-        super().read_ahead(starts, length)
+    def read_ahead(self, starts, sizes):
+        self.named = list(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
+        return super().read_ahead(starts, sizes)
 
 
 def test_rows_are_asked_for_ahead_where_their_tokens_lie(packs):

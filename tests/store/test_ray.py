@@ -30,14 +30,14 @@ from penstock.errors import (
     WorkerError,
 )
 from penstock.options import BuildOptions
-from penstock.remote.address import StoreUrl
+from penstock.paths import StoreUrl
 from penstock.sources.slices import cut
 from penstock.store.build import begin
-from penstock.store.destination import Destination
 from penstock.store.job import prepare
 from penstock.store.journal import Journal
 from penstock.store.ray_tasks import RayRunner, make_slice, remote_job
 from penstock.store.slice_work import Order
+from penstock.store.upload import Destination
 from penstock.tokenize.tokenizer import load_tokenizer
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
@@ -58,7 +58,7 @@ SLICE_BYTES = 2_000
 DRIVER = f"""
 import sys, time
 import penstock
-from penstock.remote.address import StoreUrl
+from penstock.paths import StoreUrl
 from penstock.sources.slices import cut
 
 class Slow:

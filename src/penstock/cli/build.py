@@ -18,7 +18,7 @@ from penstock.errors import StoreError
 from penstock.options import BuildOptions
 
 if TYPE_CHECKING:
-    from penstock.remote.address import StorePath
+    from penstock.paths import StorePath
     from penstock.store.reader import TokenStore
 
 # The names of the counts that together cover every byte of the text.

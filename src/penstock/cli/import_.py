@@ -47,7 +47,7 @@ def import_command(
     penstock import data/web_text_document -o stores/web --tokenizer gpt2
     """
     from penstock.formats.imports import import_tokens
-    from penstock.store.copies import on_this_machine
+    from penstock.store.copy import on_this_machine
 
     started = time.monotonic()
     with bar(shown=not as_json) as draw:

@@ -18,11 +18,10 @@ from typing import (
 import typer
 
 from penstock.options import declared, default_of
-from penstock.paths import expand_user
-from penstock.remote.address import store_path
+from penstock.paths import expand_user, store_path
 
 if TYPE_CHECKING:
-    from penstock.remote.address import StorePath
+    from penstock.paths import StorePath
     from penstock.store.reader import TokenStore
 
     Anywhere = StorePath

@@ -19,7 +19,7 @@ from penstock.cli.token_files import (
 )
 from penstock.cli.train import Settings
 from penstock.cli.units import size_text
-from penstock.remote.address import store_path
+from penstock.paths import store_path
 
 if TYPE_CHECKING:
     from penstock.report import Subject

@@ -37,9 +37,9 @@ from penstock.errors import StoreBusyError, StoreError
 from penstock.formats.mapped import Array, Integers
 from penstock.formats.open import token_files_at
 from penstock.formats.token_files import TokenFiles, check_all, check_mask
-from penstock.remote.address import StoreUrl
+from penstock.paths import StoreUrl
 from penstock.store.beside import made_beside
-from penstock.store.copies import on_this_machine
+from penstock.store.copy import on_this_machine
 from penstock.store.reader import TokenStore
 from penstock.store.sides import open_stores, stores_at
 

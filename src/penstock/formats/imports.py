@@ -31,7 +31,7 @@ from penstock.options import BuildOptions
 from penstock.sources.batch import Tally
 from penstock.store.build import clean_up
 from penstock.store.commit import commit
-from penstock.store.copies import on_this_machine
+from penstock.store.copy import on_this_machine
 from penstock.store.existing import killed_at_the_end, refuse_foreign
 from penstock.store.job import Job
 from penstock.store.journal import Journal, SealedSlice

@@ -18,7 +18,6 @@ from penstock.formats.arrays import all_blocks, check_dtype, check_ids
 from penstock.formats.mapped import Array, FilePart, Ids, Integers, spread_blocks
 
 if TYPE_CHECKING:
-    from penstock.remote.downloads import MissingFile
     from penstock.tokenize.tokenizer import Tokenizer
 
 
@@ -42,7 +41,7 @@ class Member(Protocol):
         """Whether these are all parts; False for a snapshot of a store that is being written."""
 
     @property
-    def is_remote(self) -> bool:
+    def fetches_parts(self) -> bool:
         """Whether files are downloaded when they are first used."""
 
     @property
@@ -76,8 +75,8 @@ class Member(Protocol):
     def part_loss(self, part: int) -> Array | None:
         """Return the loss mask of one part, 1 where a token is trained on; None if all are."""
 
-    def missing_files(self, part: int, kinds: Sequence[str]) -> "list[MissingFile]":
-        """Return the files of one part that are not on this machine yet."""
+    def want(self, parts: Sequence[int], kinds: Sequence[str]) -> int:
+        """Begin to download files of some parts that are not here; return how many bytes."""
 
 
 class LocalTokens:
@@ -85,7 +84,7 @@ class LocalTokens:
 
     path: object
     sealed = True
-    is_remote = False
+    fetches_parts = False
     has_documents = False
     has_loss = False
     tokenizer: "Tokenizer | None" = None
@@ -128,9 +127,9 @@ class LocalTokens:
         """Return the loss mask of one part; None if all tokens are trained on."""
         return None
 
-    def missing_files(self, part: int, kinds: Sequence[str]) -> "list[MissingFile]":
-        """Return no file: all are on this machine."""
-        return []
+    def want(self, parts: Sequence[int], kinds: Sequence[str]) -> int:
+        """Return 0: no file has to be downloaded."""
+        return 0
 
 
 class TokenFiles(LocalTokens):

@@ -22,9 +22,8 @@ from penstock.loader.fingerprints import LoggedStep, read_fingerprints
 from penstock.order.integers import END
 from penstock.order.plan import Plan
 from penstock.order.steps import Steps
-from penstock.paths import expand_user
+from penstock.paths import expand_user, store_path
 from penstock.recipe import DataConfig, Recipe, Tables, parse_recipe, set_value
-from penstock.remote.address import store_path
 from penstock.store.manifest import FILE_NAME as STORE_NAME
 from penstock.train.bundled import bundled_recipes
 from penstock.train.command import choose_recipe, open_job

@@ -14,6 +14,9 @@ in advance. A request costs about a microsecond per row, also if the row is in m
 requested only after a block in which this thread had to wait for pages. Then the rows of the next
 blocks are requested: the more waits, the more blocks. Rows that are read for the first time cause
 no waits, because their blocks are requested when they are checked (`penstock.store.parts`).
+
+Parts of stores at URLs are downloaded by other threads, before the steps that need them: see
+`PartsAhead`. If a step needs a part that is not here yet, the thread waits.
 """
 
 import os
@@ -21,13 +24,26 @@ import queue
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
 
+from penstock.order.steps import PADDING, Shard
+from penstock.ranges import group_rows
 from penstock.streaming.waits import use_for_waits
+
+if TYPE_CHECKING:
+    from penstock.loader.run import Run
+    from penstock.rows.protocol import Rows
 
 _MOST_BLOCKS = 64
 _BLOCKS_PER_WAIT = 4
+# At 1 GB/s, a quarter of a second. Twice this and the parts of a group are needed on the disk.
+_AHEAD_BYTES = 256 << 20
+# Rows that are located at once, and how often for one block: the arithmetic of a block of steps
+# must not wait long for that of later steps.
+_ROWS_AT_ONCE = 8_192
+_LOOKS = 4
 
 Item = TypeVar("Item")
 
@@ -191,3 +207,54 @@ def _disk_use() -> tuple[int, int]:
     used = resource.getrusage(whose)
     # Loaded are also the pages that this thread requests and does not wait for.
     return used.ru_majflt, used.ru_inblock
+
+
+class PartsAhead:
+    """Downloads the parts of stores at URLs before the steps that need them.
+
+        step        │ now │                                     │ cursor
+        parts used  │ 7 2 9 4 │ 7 2 9 4 │ … │ 1 5 8 3 │ …
+                                                ahead: asked for, and not used yet
+
+    The plan says which rows come next, and the rows say which parts they need. After each block of
+    steps, the rows of later steps are asked for, until the files that were asked for and are not
+    used yet have `_AHEAD_BYTES`. With blocks of whole parts, these are the parts of the next group.
+
+    Args:
+        rows: The rows of each source.
+    """
+
+    def __init__(self, rows: "Sequence[Rows]") -> None:
+        self._rows = rows
+        self._is_needed = any(each.fetches_parts for each in rows)
+        self._shard: Shard | None = None
+        self._cursor = 0  # the step up to which rows were asked for
+        self._asked: deque[tuple[int, int]] = deque()  # the first step, and the bytes, of files
+
+    def __reduce__(self) -> "tuple[type[PartsAhead], tuple[Sequence[Rows]]]":
+        return type(self), (self._rows,)  # another process has asked for nothing
+
+    def ask(self, run: "Run", step: int) -> None:
+        """Ask for the parts that the steps of `run` from `step` on need; return without waiting."""
+        if not self._is_needed:
+            return
+        shard, last = run.shard, run.num_steps or 2**62
+        if shard is not self._shard or self._cursor < step:
+            self._shard, self._cursor = shard, step
+            self._asked.clear()
+        while self._asked and self._asked[0][0] < step:
+            self._asked.popleft()
+        for _ in range(_LOOKS):
+            if self._cursor >= last:
+                return
+            rows = max(1, int(shard.rows(self._cursor, self._cursor + 1)[0]))
+            stop = min(last, self._cursor + max(1, _ROWS_AT_ONCE // rows))
+            positions = shard.positions(self._cursor, stop, end=run.end)
+            sources, _, samples = run.plan.locate(positions[positions != PADDING])
+            for number, chosen in group_rows(sources):
+                if sum(size for _, size in self._asked) >= _AHEAD_BYTES:
+                    return  # the next call looks at these steps again
+                source = self._rows[number]
+                if source.fetches_parts and (asked := source.read_ahead(samples[chosen])):
+                    self._asked.append((self._cursor, asked))
+            self._cursor = stop

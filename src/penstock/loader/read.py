@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PlanError
-from penstock.loader.parts_ahead import PartsAhead
-from penstock.loader.prefetch import ReadAhead
+from penstock.loader.prefetch import PartsAhead, ReadAhead
 from penstock.loader.run import AnyPlan, Run
 from penstock.loader.state import combine, of_samples, of_tokens, source_keys
 from penstock.order.integers import Indices
@@ -121,10 +120,8 @@ class Assembler:
             # Four times as many steps, because the first blocks of a run grow by this factor.
             self._request(stop, last_step, 4 * most)
         try:
-            if self._parts.is_needed:
-                self._parts.wait_for(located)
-                self._parts.ask_ahead(self.run, stop, last_step)
             tokens, targets, extras = self.read(located)
+            self._parts.ask(self.run, stop)
         except Exception as error:
             error.add_note(
                 f"While reading a block of steps from step {first_step:,} on (position "
@@ -142,9 +139,8 @@ class Assembler:
         return StepBlock(first_step, edges, spans, tokens, targets, extras, located, prints, widths)
 
     def ask_ahead(self, step: int) -> None:
-        """Ask for the files of remote stores that steps from `step` on need; do not wait."""
-        if self._parts.is_needed:
-            self._parts.ask_ahead(self.run, step, self.run.num_steps or 2**62)
+        """Begin to download the parts that steps from `step` on need; return without waiting."""
+        self._parts.ask(self.run, step)
 
     def _request(self, first: int, last: int, most: int) -> None:
         """Ask the kernel to load the rows that the next block will read."""

@@ -120,7 +120,7 @@ def default_shuffle(sources: Mapping[str, Rows], shuffle: Mode | Block | None) -
     """
     if shuffle is not None:
         return shuffle
-    return REMOTE_BLOCK if any(source.is_remote for source in sources.values()) else "full"
+    return REMOTE_BLOCK if any(source.fetches_parts for source in sources.values()) else "full"
 
 
 def part_rows_of(name: str, source: Rows, size: int) -> list[int]:

@@ -72,7 +72,7 @@ def _release(member: Member, part: int) -> None:
     """Let the pages of a part leave the memory of this process; the page cache still has them."""
     # Otherwise a process that has scanned a store holds all of it, until memory gets scarce.
     if isinstance(member, TokenStore) and sys.platform == "linux":
-        member.files.file(part, "tokens").mapping.madvise(mmap.MADV_DONTNEED)
+        member.files.open(part, "tokens").mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def num_tokens(member: Member) -> int:

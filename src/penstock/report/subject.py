@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import PlanError
 from penstock.formats.open import token_files_at
 from penstock.formats.token_files import Member, TokenFiles
-from penstock.remote.address import StoreUrl, store_path
+from penstock.paths import StoreUrl, store_path
 from penstock.store.reader import TokenStore
 from penstock.store.sides import open_stores, stores_at
 

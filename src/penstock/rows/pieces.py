@@ -15,7 +15,7 @@ shifted formats and the unshifted one (`format="hf"`) train on the same targets.
 from collections.abc import Callable
 from copy import copy
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,6 @@ from penstock.rows.index import index_of
 from penstock.rows.packing import EMPTY, LONGEST, RowIndex, joined
 from penstock.rows.protocol import Array, Fields, Integers, Settings, Side
 from penstock.rows.tokens import Stream, StreamRows, StreamSource
-
-if TYPE_CHECKING:
-    from penstock.remote.downloads import MissingFile
 
 
 class PieceRows(StreamRows):
@@ -125,11 +122,6 @@ class PieceRows(StreamRows):
         offsets = (starts + self.stream.starts[part]).tolist()
         return list(zip(offsets, sizes.tolist(), strict=True))
 
-    def missing_files(self, samples: Integers) -> "list[MissingFile]":
-        """Return the files of remote stores that these rows need and this machine does not have."""
-        numbers = np.searchsorted(self._row_ends, self._checked(samples), side="right")
-        return self.stream.missing_files(numbers, numbers, ("tokens", "loss"))
-
     def holding(self, start: int, stop: int) -> Integers:
         """Return the rows that hold some of the tokens `[start, stop)` of `stream`, ascending.
 
@@ -146,14 +138,15 @@ class PieceRows(StreamRows):
             found.append(np.unique(np.repeat(rows, counts)[inside]))
         return np.concatenate([np.zeros(0, np.int64), *found])
 
-    def read_ahead(self, samples: Integers) -> None:
-        """Ask the kernel to load these rows from disk; return without waiting."""
+    def read_ahead(self, samples: Integers) -> int:
+        """As `Rows.read_ahead`."""
         samples = self._checked(samples)
         counts, starts, sizes = self.index.spans(samples)
         # Each piece is in the part of its row; offsets in a part become offsets in the stream.
         numbers = np.searchsorted(self._row_ends, np.repeat(samples, counts), side="right")
-        if len(sizes):
-            self.stream.read_ahead(starts + self.stream.starts[numbers], int(sizes.max()))
+        if not len(sizes):
+            return 0
+        return self.stream.read_ahead(starts + self.stream.starts[numbers], sizes)
 
     def _checked(self, samples: Integers) -> Integers:
         return checked_rows(samples, self.index.num_rows)

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from penstock.errors import PlanError
 
 if TYPE_CHECKING:
-    from penstock.remote.downloads import MissingFile
     from penstock.rows.origins import RowOrigin as RowOrigin  # plans import it from here
     from penstock.rows.tokens import Stream
 
@@ -71,8 +70,9 @@ class Rows:
     """Rows of each part of the store, for `shuffle="part"`; None if there are no parts."""
     tokenizer_digest: str | None = None
     """The digest of the tokenizer, if it is known."""
-    is_remote: bool = False
-    """Whether parts are downloaded when they are first used."""
+    fetches_parts: bool = False
+    """Whether a part is downloaded as a whole when its first row is read. Then plans read few parts
+    at a time by default, and loaders ask `read_ahead` for the rows of later steps."""
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -135,12 +135,13 @@ class Rows:
         """Return row `samples[i]` as it is in epoch `epochs[i]`; only transforms use the epoch."""
         return self.read(samples)
 
-    def read_ahead(self, samples: Integers) -> None:
-        """Ask the kernel to load these rows from disk; return without waiting."""
+    def read_ahead(self, samples: Integers) -> int:
+        """Begin to load these rows, from disk or from a server; return without waiting.
 
-    def missing_files(self, samples: Integers) -> "list[MissingFile]":
-        """Return the files of remote stores that are not here, in the order of their first row."""
-        return []
+        Returns:
+            The bytes of the files that are downloaded.
+        """
+        return 0
 
     def widths(self, samples: Integers) -> Integers:
         """Return how wide a batch must be for each of the rows `samples`."""
@@ -196,7 +197,8 @@ class WrappedRows(Rows):
         self.gives_positions = self.rows.gives_positions
         self.gives_loss, self.gives_labels = self.rows.gives_loss, self.rows.gives_labels
         self.whole_documents, self.part_rows = self.rows.whole_documents, self.rows.part_rows
-        self.tokenizer_digest, self.is_remote = self.rows.tokenizer_digest, self.rows.is_remote
+        self.tokenizer_digest = self.rows.tokenizer_digest
+        self.fetches_parts = self.rows.fetches_parts
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -219,13 +221,9 @@ class WrappedRows(Rows):
         """Return the rows `samples`."""
         return self.rows.read(samples)
 
-    def read_ahead(self, samples: Integers) -> None:
-        """Ask the kernel to load these rows from disk; return without waiting."""
-        self.rows.read_ahead(samples)
-
-    def missing_files(self, samples: Integers) -> "list[MissingFile]":
-        """As `Rows.missing_files`."""
-        return self.rows.missing_files(samples)
+    def read_ahead(self, samples: Integers) -> int:
+        """As `Rows.read_ahead`."""
+        return self.rows.read_ahead(samples)
 
     def widths(self, samples: Integers) -> Integers:
         """Return how wide a batch must be for each of the rows `samples`."""
@@ -305,7 +303,7 @@ def as_rows(rows: RowsLike, name: str = "data") -> Rows:
 
 
 _OPTIONAL = """stream stride side multiple gives_positions gives_loss gives_labels whole_documents
-part_rows tokenizer_digest is_remote describe read_epochs read_ahead missing_files widths spans
+part_rows tokenizer_digest fetches_parts describe read_epochs read_ahead widths spans
 origins holding unread"""
 
 

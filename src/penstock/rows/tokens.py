@@ -11,7 +11,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -27,9 +27,6 @@ from penstock.rows.blocks import BlockChecks, load_ahead
 from penstock.rows.origins import RowOrigin, find_origins
 from penstock.rows.protocol import Array, Integers, Rows, Settings
 from penstock.store.reader import TokenStore
-
-if TYPE_CHECKING:
-    from penstock.remote.downloads import MissingFile
 
 
 @runtime_checkable
@@ -77,7 +74,7 @@ class Stream:
         """The offset after each piece."""
         self.starts: Integers = self.ends - joined
         self._checked: dict[str, BlockChecks] = {}
-        self.is_remote = any(member.is_remote for member in self.members)
+        self.fetches_parts = any(member.fetches_parts for member in self.members)
         """Whether files of a member are downloaded when they are first used."""
 
     def __str__(self) -> str:
@@ -212,30 +209,44 @@ class Stream:
         source, part = self._find(number)
         return (source, part) if isinstance(source, TokenStore) else None
 
-    def missing_files(
-        self, firsts: Integers, lasts: Integers, kinds: Sequence[str]
-    ) -> "list[MissingFile]":
-        """Return the files that rows from piece `firsts[i]` to `lasts[i]` need, and are not here.
+    def read_ahead(
+        self,
+        starts: Integers,
+        sizes: Integers | int,
+        kinds: Sequence[str] = ("tokens", "loss"),
+    ) -> int:
+        """Begin to load `sizes` ids from each of `starts`; return without waiting.
 
-        In the order in which the rows need them.
+        The kernel is asked to load them. Files that are not on this machine are downloaded.
+
+        Args:
+            starts: The offset of each row.
+            sizes: The number of ids in each row.
+            kinds: The files that rows need.
+
+        Returns:
+            The bytes of the files that are downloaded.
         """
-        numbers = firsts
-        if (lasts != firsts).any():
-            numbers = ranges(firsts, lasts - firsts + 1)
+        numbers = np.searchsorted(self.ends, starts, side="right")
+        if not self.fetches_parts:
+            longest = int(np.max(sizes, initial=0))
+            within = starts - self.starts[numbers]
+            new = self._checks("tokens").are_new(numbers, starts, longest)
+            load_ahead(self.piece, numbers, within, longest, new)
+            return 0
+        # The last row may end before its length.
+        last = np.minimum(starts + sizes, self.num_tokens) - 1
+        lasts = np.searchsorted(self.ends, last, side="right")
+        if (lasts != numbers).any():
+            numbers = ranges(numbers, lasts - numbers + 1)
         # The first row that needs a piece decides about its place.
         present, first_rows = np.unique(numbers, return_index=True)
-        found: list[MissingFile] = []
-        for number in present[np.argsort(first_rows)].tolist():
-            source, part = self._find(number)
-            found += source.missing_files(part, kinds)
-        return found
-
-    def read_ahead(self, starts: Integers, length: int) -> None:
-        """Ask the kernel to load `length` ids from each of `starts`; return without waiting."""
-        numbers = np.searchsorted(self.ends, starts, side="right")
-        within = starts - self.starts[numbers]
-        new = self._checks("tokens").are_new(numbers, starts, length)
-        load_ahead(self.piece, numbers, within, length, new)
+        ordered = present[np.argsort(first_rows)]
+        asked = 0
+        for member, chosen in group_rows(np.searchsorted(self._firsts, ordered, side="right") - 1):
+            parts = (ordered[chosen] - self._firsts[member]).tolist()
+            asked += self.members[member].want(parts, kinds)
+        return asked
 
 
 StreamSource = StreamLike | ArrayFile | Stream | Sequence[StreamLike | ArrayFile]
@@ -298,7 +309,7 @@ class StreamRows(Rows):
     def __init__(self, store: StreamSource) -> None:
         self.stream = open_stream(store)
         self.tokenizer_digest = self.stream.tokenizer_digest
-        self.is_remote = self.stream.is_remote
+        self.fetches_parts = self.stream.fetches_parts
 
     def __len__(self) -> int:
         if not self.stream.sealed:

@@ -19,7 +19,7 @@ row is not a target, so rows must overlap by one token for every token to be a t
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,6 @@ from penstock.ranges import checked_rows, group_rows, ranges, whole_number
 from penstock.rows.gather import gather, gather_loss
 from penstock.rows.protocol import Array, Fields, Integers, Settings
 from penstock.rows.tokens import Stream, StreamRows, StreamSource
-
-if TYPE_CHECKING:
-    from penstock.remote.downloads import MissingFile
 
 
 def borders(stream: Stream, starts: Integers, numbers: Integers, length: int) -> Fields:
@@ -295,16 +292,6 @@ class Windows(StreamRows):
         start = int(checked_rows(np.array([sample]), self.num_readable)[0]) * self.stride
         return [(start, min(self.length + 1, self.stream.num_tokens - start))]
 
-    def missing_files(self, samples: Integers) -> "list[MissingFile]":
-        """Return the files of remote stores that these rows need and this machine does not have."""
-        starts = np.asarray(samples, np.int64) * self.stride
-        firsts = np.searchsorted(self.stream.ends, starts, side="right")
-        # A row has one token more than its inputs; the last row may end before that.
-        last = np.minimum(starts + self.length, self.stream.num_tokens - 1)
-        lasts = np.searchsorted(self.stream.ends, last, side="right")
-        kinds = ("tokens", "loss", "bounds") if self.borders else ("tokens", "loss")
-        return self.stream.missing_files(firsts, lasts, kinds)
-
     def holding(self, start: int, stop: int) -> Integers:
         """Return the rows that hold some of the tokens `[start, stop)` of `stream`, ascending."""
         # Row r holds tokens r * stride to r * stride + length. With length=3 and stride=3, token 6
@@ -315,9 +302,11 @@ class Windows(StreamRows):
         # With gaps between rows (stride > length + 1), no row may hold these tokens.
         return rows[rows * self.stride + self.length >= start]
 
-    def read_ahead(self, samples: Integers) -> None:
-        """Ask the kernel to load these rows from disk; return without waiting."""
-        self.stream.read_ahead(np.asarray(samples, np.int64) * self.stride, self.length + 1)
+    def read_ahead(self, samples: Integers) -> int:
+        """As `Rows.read_ahead`."""
+        kinds = ("tokens", "loss", "bounds") if self.borders else ("tokens", "loss")
+        starts = np.asarray(samples, np.int64) * self.stride
+        return self.stream.read_ahead(starts, self.length + 1, kinds)
 
 
 class JoinedWindows:

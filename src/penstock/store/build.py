@@ -18,9 +18,8 @@ from penstock.errors import (
     TokenizerError,
 )
 from penstock.options import BuildKeywords, BuildOptions, made_of, takes
-from penstock.remote.address import StoreUrl, store_path
+from penstock.paths import StoreUrl, store_path
 from penstock.store.commit import commit
-from penstock.store.destination import Destination
 from penstock.store.existing import (
     accept_touched,
     discard,
@@ -41,6 +40,7 @@ from penstock.store.refusals import (
 )
 from penstock.store.remake import damaged_files, remake
 from penstock.store.resume import target_of
+from penstock.store.upload import Destination
 from penstock.store.workers import Workers
 
 

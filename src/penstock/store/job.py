@@ -34,8 +34,8 @@ from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from penstock.store.chats import ChatStage
-    from penstock.store.destination import Destination
     from penstock.store.remake import StoreFile
+    from penstock.store.upload import Destination
 
 Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Texts
 WorkersName = Literal["auto", "threads", "processes", "ray"]

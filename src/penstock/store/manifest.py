@@ -49,8 +49,8 @@ from penstock.disk import (
     write_file,
 )
 from penstock.errors import MissingStoreError, StoreError
+from penstock.paths import StorePath
 from penstock.ranges import Integers
-from penstock.remote.address import StorePath
 
 JsonObject = dict[str, Any]
 """A JSON object; its values are checked where they are read from a file."""

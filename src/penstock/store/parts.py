@@ -9,6 +9,11 @@ Damage is noticed where it is read. Tokens and loss masks are checked in blocks 
 its ids are in the vocabulary. Bounds and origins are checked as a whole. `PENSTOCK_CHECKSUMS=0`
 turns the checks of blocks off.
 
+Of a store at a URL, a file is downloaded when it is first used (`penstock.store.remote`), and
+checked in the same way. If it is damaged on this machine, it is downloaded once more. Only the
+files that are needed are downloaded: tokens with the checksums of their blocks, bounds where
+documents are read, and origins if they are asked for.
+
 Reading a page that a file no longer has ends the process (SIGBUS). So the size of a file is
 compared again each time that its array is asked for, which readers do for every batch.
 """
@@ -42,8 +47,8 @@ from penstock.disk import (
     naming,
 )
 from penstock.errors import MissingStoreError, StoreError
+from penstock.paths import StorePath
 from penstock.ranges import Integers, group_rows
-from penstock.remote.address import StorePath
 from penstock.store.block_reads import Run, check_runs, request_runs, runs_of
 from penstock.store.blocks import (
     are_marked,
@@ -63,7 +68,7 @@ from penstock.store.manifest import (
 )
 
 if TYPE_CHECKING:
-    from penstock.remote.downloads import MissingFile
+    from penstock.store.remote import FileCache, RemoteFile
 
 REPAIR_ADVICE = (
     "Run the same penstock.build again (penstock build), which makes missing files again from the "
@@ -95,18 +100,23 @@ class _State:
     """The arrays that were checked as a whole."""
     sums: dict[int, NDArray[np.uint32]] = field(default_factory=dict)
     """The checksums of each part that was used."""
+    fetched_again: set[tuple[int, str]] = field(default_factory=set)
+    """The damaged files that were downloaded a second time."""
 
 
 class PartFiles:
     """The files of the parts of one store. Safe to use from several threads and after a fork.
 
     Args:
-        path: The directory of the store, or its URL (see `penstock.store.remote_parts`).
+        path: The directory of the store, or its URL.
         manifest: Its manifest.
+        cache: Where files are downloaded to, if the store is at a URL.
     """
 
-    def __init__(self, path: StorePath, manifest: Manifest) -> None:
-        self._path, self._parts = path, manifest.parts
+    def __init__(
+        self, path: StorePath, manifest: Manifest, cache: "FileCache | None" = None
+    ) -> None:
+        self._path, self._parts, self._cache = path, manifest.parts, cache
         # Relative paths would name other files after a change of the working directory.
         self._directory = path.absolute()
         self._dtype = np.dtype(manifest.contents["dtype"]).newbyteorder("<")
@@ -121,7 +131,7 @@ class PartFiles:
         """Use the maps and checks of an earlier snapshot of the same store."""
         self._state = earlier._state
 
-    def file(self, part: int, kind: str) -> MappedFile:
+    def open(self, part: int, kind: str) -> MappedFile:
         """One file of one part; its contents are not checked, but its size is."""
         key, maps = (part, kind), self._state.maps
         found = maps.files.get(key)  # without the lock: to look up one key is atomic
@@ -136,35 +146,94 @@ class PartFiles:
             raise
         if size != found.size:
             if self._fetch_again(kind, [part]):
-                return self.file(part, kind)
+                return self.open(part, kind)
             raise _other_size(found.path, size, found.size)
         return found
 
     def files(self, parts: Sequence[int], kind: str) -> list[MappedFile]:
-        """One file of each of some parts, as `file` returns it."""
+        """One file of each of some parts, as `open` returns it."""
         found = self._state.maps.present(kind, parts)
-        return [self.file(part, kind) for part in parts] if found is None else found
+        if found is not None:
+            return found
+        self._fetch(parts, kind)
+        return [self.open(part, kind) for part in parts]
+
+    def want(self, parts: Sequence[int], kinds: Sequence[str]) -> int:
+        """Begin to download the files of some parts that are not here; returns their bytes.
+
+        Of a store on this machine, no file has to be downloaded.
+        """
+        if self._cache is None:
+            return 0
+        return self._cache.want([each for part in parts for each in self._remote(part, kinds)])
+
+    def _fetch(self, parts: Sequence[int], kind: str) -> None:
+        """Download files that are used now, several at a time."""
+        if self._cache is not None:
+            # One that is mapped is used, even if it has no name in the cache any more.
+            new = [part for part in parts if (part, kind) not in self._state.maps.files]
+            self._cache.fetch([each for part in new for each in self._remote(part, (kind,))])
+
+    def _remote(self, part: int, kinds: Sequence[str]) -> "list[RemoteFile]":
+        """The files of some kinds that a part has, and their checksums, as they are downloaded."""
+        from penstock.store.remote import RemoteFile
+
+        record = self._parts[part]
+        wanted = [*kinds, "checks"] if self.is_checked else kinds
+        return [
+            RemoteFile(part_file(record.number, kind), *record.files[kind])
+            for kind in dict.fromkeys(wanted)
+            if kind in record.files
+        ]
 
     def _add(self, part: int, kind: str) -> MappedFile:
         """Map a file that is used for the first time."""
+        if self._cache is not None:
+            # Without the lock of the maps: other threads read other parts while this one waits.
+            self._fetch([part], kind)
+            self._state.maps.remove_evicted()
         open_file = partial(self._map, self._parts[part], kind)
-        return self._state.maps.add((part, kind), open_file)
-
-    def missing_files(self, part: int, kinds: Sequence[str]) -> "list[MissingFile]":
-        """The files of a part that have to be downloaded; a local store has none."""
-        return []
+        try:
+            return self._state.maps.add((part, kind), open_file)
+        except StoreError:  # it does not have the header of this file
+            if not self._fetch_again(kind, [part]):
+                raise
+            return self._state.maps.add((part, kind), open_file)
 
     def _fetch_again(self, kind: str, parts: Sequence[int]) -> bool:
-        """Remove damaged files that can be downloaded again; False if there are none."""
-        return False
+        """Remove damaged files from this machine, so that they are downloaded once more.
+
+        Returns:
+            False if they cannot be downloaded, or one of them was downloaded again before: then the
+            store itself is damaged.
+        """
+        keys = {(part, kind) for part in parts}
+        if self._cache is None or keys & self._state.fetched_again:
+            return False
+        self._state.fetched_again |= keys
+        for part in parts:
+            for each in self._remote(part, (kind, "checks")):
+                self._cache.remove(each)
+            self._state.sums.pop(part, None)
+            self._state.maps.remove((part, kind))
+        return True
+
+    def download_anew(self, name: str, size: int, digest: str) -> None:
+        """Download a file of a remote store, also if it is here, and compare it with its digest."""
+        from penstock.store.remote import RemoteFile
+
+        assert self._cache is not None  # as the store is at a URL
+        file = RemoteFile(name, size, digest)
+        self._cache.remove(file)
+        self._cache.fetch([file])
 
     def array(self, part: int, kind: str) -> NDArray[Any]:
         """One array of one part, all of which was checked."""
-        found, key = self.file(part, kind), (part, kind)
+        found, key = self.open(part, kind), (part, kind)
         if key not in self._state.whole:
             record, blocks = self._parts[part], np.arange(num_blocks(len(found.data)))
             self.check(kind, np.full(len(blocks), part), blocks)
-            found = self.file(part, kind)  # a damaged one may have been downloaded again
+            found = self.open(part, kind)  # a damaged one may have been downloaded again
             if kind == "bounds" and (problem := bounds_problem(found.array, record.num_tokens)):
                 raise StoreError(f"{self._path}, part {record.number}: {problem}. {REPAIR_ADVICE}")
             keep_newest(self._state.whole, key, True)
@@ -172,14 +241,14 @@ class PartFiles:
 
     def span(self, part: int, kind: str, start: int, stop: int) -> NDArray[Any]:
         """The items `[start, stop)` of one array of one part, after their blocks were checked."""
-        array = self.file(part, kind).array
+        array = self.open(part, kind).array
         if self.is_checked and stop > start:
             first = (HEADER_BYTES + start * array.itemsize) // BLOCK_BYTES
             last = (HEADER_BYTES + stop * array.itemsize - 1) // BLOCK_BYTES
             blocks = np.arange(first, last + 1)
             if not are_marked(self._checked(part, kind), blocks).all():
                 self.check(kind, np.full(len(blocks), part), blocks)
-                array = self.file(part, kind).array  # perhaps downloaded again
+                array = self.open(part, kind).array  # perhaps downloaded again
         return array[start:stop]
 
     def check(self, kind: str, parts: Integers, blocks: Integers) -> None:
@@ -192,6 +261,8 @@ class PartFiles:
         """
         if not self.is_checked:
             return
+        if self._cache is not None:
+            self._fetch(np.unique(parts).tolist(), kind)
         needed: list[tuple[int, Integers]] = []
         for part, chosen in group_rows(parts):
             new = blocks[chosen]
@@ -202,7 +273,7 @@ class PartFiles:
         for group, following in zip_longest(groups, groups[1:], fillvalue=()):
             # The disk loads the next blocks while these are checked.
             for some in (group, following) if group is groups[0] else (following,):
-                request_runs([(self.file(run.part, kind), run) for run in some])
+                request_runs([(self.open(run.part, kind), run) for run in some])
             self._check_runs(kind, group)
 
     def _check_runs(self, kind: str, runs: Sequence[Run]) -> None:
@@ -214,7 +285,7 @@ class PartFiles:
 
     def _check_run(self, kind: str, run: Run) -> None:
         """Check the blocks of a run; those that nobody needs now may be damaged."""
-        data = self.file(run.part, kind).data[run.span]
+        data = self.open(run.part, kind).data[run.span]
         checked = self._checked(run.part, kind)
         try:
             self._compare(kind, run.part, run.first, data)
@@ -295,8 +366,12 @@ class PartFiles:
     def _open_file(self, record: PartRecord, kind: str) -> NamedFile:
         """Open one file of a part, after its size was compared with the manifest."""
         path = self._path / part_file(record.number, kind)
+        if self._cache is not None:
+            from penstock.store.remote import RemoteFile
+
+            return self._cache.open(RemoteFile(path.name, *record.files[kind]))
         opened = self._directory / path.name
-        assert isinstance(opened, Path)  # files of a URL are opened by the subclass
+        assert isinstance(opened, Path)  # a store at a URL has a cache
         if not opened.exists():
             raise MissingStoreError(f"{path} is missing. {REPAIR_ADVICE}")
         stream = NamedFile(opened)
@@ -345,7 +420,7 @@ class PartFiles:
         return num_tokens * int(self._dtype.itemsize) > memory // 2
 
 
-def _other_size(path: object, size: int, expected: int) -> StoreError:
+def _other_size(path: StorePath, size: int, expected: int) -> StoreError:
     return StoreError(
         f"{path} has {size:,} bytes, but its manifest says {expected:,}. It was cut off or "
         f"overwritten, perhaps during a copy. {REPAIR_ADVICE}"

@@ -17,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StoreError
-from penstock.remote.address import StorePath, StoreUrl, store_path
+from penstock.paths import StorePath, StoreUrl, store_path
 from penstock.store.manifest import Manifest, read_manifest
 from penstock.store.parts import REPAIR_ADVICE, PartFiles
 
 if TYPE_CHECKING:
-    from penstock.remote.downloads import MissingFile
     from penstock.tokenize.tokenizer import Tokenizer
 
 
@@ -35,7 +34,7 @@ def manifest_at(path: StorePath, digest: str | None = None) -> Manifest:
     """
     if not isinstance(path, StoreUrl):
         return read_manifest(path)
-    from penstock.store.remote_manifest import read_remote_manifest
+    from penstock.store.remote import read_remote_manifest
 
     return read_remote_manifest(path, digest)
 
@@ -100,12 +99,12 @@ class TokenStore:
     def _open_files(self) -> PartFiles:
         if not isinstance(self.path, StoreUrl):
             return PartFiles(self.path, self.manifest)
-        from penstock.store.remote_parts import RemotePartFiles
+        from penstock.store.remote import FileCache
 
-        return RemotePartFiles(self.path, self.manifest, self._cache_bytes)
+        return PartFiles(self.path, self.manifest, FileCache(self.path, self._cache_bytes))
 
     @property
-    def is_remote(self) -> bool:
+    def fetches_parts(self) -> bool:
         """Whether its files are downloaded when they are first used."""
         return isinstance(self.path, StoreUrl)
 
@@ -317,7 +316,7 @@ class TokenStore:
 
     def part_ids(self, part: int) -> NDArray[Any]:
         """The tokens of one part; `files.check` checks those that are used."""
-        return self.files.file(part, "tokens").array
+        return self.files.open(part, "tokens").array
 
     def part_bounds(self, part: int) -> NDArray[Any]:
         """The offsets, within one part, at which its documents end."""
@@ -331,11 +330,11 @@ class TokenStore:
         """The loss mask of one part, 1 where a token is trained on; None if all are."""
         if "loss" not in self.manifest.parts[part].files:
             return None
-        return self.files.file(part, "loss").array
+        return self.files.open(part, "loss").array
 
-    def missing_files(self, part: int, kinds: Sequence[str]) -> "list[MissingFile]":
-        """The files of one part that are not on this machine yet."""
-        return self.files.missing_files(part, kinds)
+    def want(self, parts: Sequence[int], kinds: Sequence[str]) -> int:
+        """Begin to download the files of some parts that are not here; returns their bytes."""
+        return self.files.want(parts, kinds)
 
     def _find_document(self, index: int) -> tuple[int, int]:
         if not isinstance(index, SupportsIndex):

@@ -3,7 +3,7 @@
     claim ── intact ── (parts are made) ── refuse_deleted ── commit ── end
 
 `LocalTarget` is for a directory. There the journal and the lock do most of this already.
-`penstock.store.destination` is for object storage.
+`penstock.store.upload` is for object storage.
 """
 
 import logging
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.errors import StoreError
-from penstock.remote.address import StorePath, StoreUrl
-from penstock.store.destination import staging_directory
+from penstock.paths import StorePath, StoreUrl
 from penstock.store.job import Job
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.manifest import part_file
+from penstock.store.upload import staging_directory
 from penstock.store.verify import file_problem
 
 _log = logging.getLogger("penstock")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from penstock.digest import digest_bytes, digest_json
 from penstock.errors import MissingStoreError, StoreError
-from penstock.remote.address import StorePath, StoreUrl, store_path
+from penstock.paths import StorePath, StoreUrl, store_path
 from penstock.store.manifest import FILE_NAME, PartTable
 from penstock.store.reader import TokenStore
 
@@ -61,10 +61,10 @@ def has_file(path: StorePath, name: str) -> bool:
     """Whether a directory, or a URL, has a file of this name."""
     if not isinstance(path, StoreUrl):
         return (path / name).exists()
-    from penstock.remote.objects import open_objects
+    from penstock.store.objects import Objects
 
     try:
-        open_objects(path.address).size(name)
+        Objects(path.address).size(name)
     except MissingStoreError:
         return False
     return True

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import StoreError
 from penstock.options import separator_in
-from penstock.remote.address import StoreUrl
+from penstock.paths import StoreUrl
 from penstock.store.manifest import FILE_NAME, JsonObject
 from penstock.store.reader import TokenStore, manifest_at
 
@@ -143,9 +143,9 @@ def summarize(store: TokenStore) -> Summary:
 def _manifest_bytes(store: TokenStore) -> int:
     path = store.directory
     if isinstance(path, StoreUrl):
-        from penstock.remote.objects import open_objects
+        from penstock.store.objects import Objects
 
-        return open_objects(path.address).size(FILE_NAME)
+        return Objects(path.address).size(FILE_NAME)
     return (path / FILE_NAME).stat().st_size
 
 

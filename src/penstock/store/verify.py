@@ -34,7 +34,7 @@ import numpy as np
 from penstock.digest import digest_json
 from penstock.disk import digest_file
 from penstock.errors import MissingStoreError, StoreError
-from penstock.remote.address import StoreUrl
+from penstock.paths import StoreUrl
 from penstock.store.manifest import (
     CHECKED_KINDS,
     INPUT_DIGEST,
@@ -105,9 +105,6 @@ def _damage(store: TokenStore, name: str, size: int, digest: str) -> list[str]:
     """What is wrong with a file of the store; empty if it is intact."""
     path = store.path / name
     if isinstance(path, StoreUrl):
-        from penstock.store.remote_parts import RemotePartFiles
-
-        assert isinstance(store.files, RemotePartFiles)  # as the path is a URL
         store.files.download_anew(name, size, digest)
         return []
     problem = file_problem(path, size, digest)
@@ -131,7 +128,7 @@ def file_problem(path: Path, size: int, digest: str, *, says: str = "the manifes
 
 def _check_meaning(store: TokenStore, number: int, part: PartRecord) -> None:
     """Check that the arrays fit together, which their digests do not show."""
-    arrays = {k: store.files.file(number, k).array for k in CHECKED_KINDS if k in part.files}
+    arrays = {k: store.files.open(number, k).array for k in CHECKED_KINDS if k in part.files}
     largest_id = int(arrays["tokens"].max(initial=0))
     vocab_size = store.vocab_size
     last_file, num_files = int(arrays["origin"][:, 0].max(initial=0)), len(store.manifest.inputs)

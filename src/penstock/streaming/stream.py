@@ -16,7 +16,7 @@ from typing import Unpack
 from penstock.disk import lock_path, locked, room_for
 from penstock.errors import StoreBusyError, StoreError
 from penstock.options import BuildKeywords, BuildOptions, made_of, takes
-from penstock.remote.address import StoreUrl, store_path
+from penstock.paths import StoreUrl, store_path
 from penstock.store.build import begin, execute
 from penstock.store.job import BuildProgress, Inputs, Job, prepare
 from penstock.store.journal import Journal

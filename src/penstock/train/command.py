@@ -25,7 +25,7 @@ from penstock.errors import (
     TokenizerError,
 )
 from penstock.formats.open import TOKEN_SUFFIXES, is_token_file
-from penstock.paths import expand_user, is_remote, nearby_names, redacted
+from penstock.paths import expand_user, is_remote, nearby_names, redacted, store_path
 from penstock.recipe import (
     DEFAULT_SIZE,
     DEFAULT_TOKENIZER,
@@ -35,7 +35,6 @@ from penstock.recipe import (
     read_recipe,
     set_value,
 )
-from penstock.remote.address import store_path
 from penstock.train.bundled import bundled_recipes
 from penstock.train.config import TrainingConfig, TrainingJob
 from penstock.train.data import open_data, store_sides

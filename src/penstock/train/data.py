@@ -25,9 +25,8 @@ from penstock.formats.tables import holds_text
 from penstock.formats.token_files import TokenFiles
 from penstock.loader.run import AnyPlan
 from penstock.order.plan import Plan
-from penstock.paths import expand_user, is_remote
+from penstock.paths import StorePath, expand_user, is_remote, store_path
 from penstock.recipe import DataConfig, EarlierSources, RowKind, SourceConfig
-from penstock.remote.address import StorePath, store_path
 from penstock.rows.packs import Packs
 from penstock.rows.protocol import Rows
 from penstock.rows.tokens import ArrayFile

@@ -20,22 +20,23 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
+import xxhash
+
 from penstock.digest import digest_bytes, digest_json
 from penstock.disk import cache_directory, empty_directory, read_file, write_file
 from penstock.errors import MissingStoreError, StoreError, TokenMismatchError
-from penstock.remote import open_objects
-from penstock.remote.address import StoreUrl
-from penstock.store.copies import read_recorded
+from penstock.paths import StoreUrl
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.manifest import FILE_NAME, Manifest, parse_manifest, part_file, with_table
+from penstock.store.objects import Objects
 from penstock.store.part import SIDES
 from penstock.store.parts import REPAIR_ADVICE
-from penstock.store.remote_manifest import as_name, fetch_table
+from penstock.store.remote import as_name, read_manifest_object
 from penstock.store.verify import file_problem
 
 _WRITABLE = ("s3", "gs", "az")
 _BUILDING = ".building"
-_ATTEMPTS, _SHOWN, _NUM_THREADS = 3, 5, 8
+_SHOWN, _NUM_THREADS = 5, 8
 # Larger files are not read into memory to be sent.
 _ONE_REQUEST = 64 << 20
 # The files of a store besides its manifests.
@@ -55,7 +56,7 @@ class Destination:
     """The URL that a store is written to, and its staging directory on this machine."""
 
     def __init__(self, url: StoreUrl) -> None:
-        self._url, self._objects = url, open_objects(url.address)
+        self._url, self._objects = url, Objects(url.address)
         self.shown = str(url)
         """The URL without secrets, for messages."""
         if urlsplit(url.address).scheme not in _WRITABLE or "?" in url.address:
@@ -65,7 +66,8 @@ class Destination:
             )
         self.staging = staging_directory(url)
         self.manifests: dict[str, bytes] = {}
-        """The manifests that `pull` found, by side."""
+        """The manifests at the URL, by side."""
+        self._parsed: dict[str, Manifest] = {}
         self._building: bytes | None = None
         self._is_ours = False
 
@@ -88,42 +90,21 @@ class Destination:
         The caller holds the lock of the staging directory.
         """
         self.manifests.clear()
+        self._parsed.clear()
         for side in ("", *SIDES):
-            data = self._read_manifest(side)
             path = self.staging / side / FILE_NAME
-            if data is not None:
-                self.manifests[side] = data
-                write_file(path, [data])
-            elif path.exists():
-                path.unlink(missing_ok=True)  # of a commit that was killed before it was sent
+            try:
+                found = read_manifest_object(self._objects, self._url, side, path.parent)
+            except MissingStoreError:
+                if path.exists():
+                    path.unlink(missing_ok=True)  # of a commit that was killed before it was sent
+                continue
+            self.manifests[side], self._parsed[side] = found
+            write_file(path, [found[0]])
         self._building = None
         with suppress(MissingStoreError):
             self._building = self._objects.read(_BUILDING)
-        self._is_ours = self._building == self._identity()
-
-    def _read_manifest(self, side: str) -> bytes | None:
-        """The manifest of one side; the table of its parts is put into the staging directory."""
-        for attempt in range(_ATTEMPTS):
-            try:
-                data = self._objects.read(as_name(side, FILE_NAME))
-            except MissingStoreError:
-                return None
-            try:
-                self._parsed(side, data)
-            except ValueError:  # bytes can change on their way
-                if attempt == _ATTEMPTS - 1:
-                    raise
-            else:
-                break
-        return data
-
-    def _parsed(self, side: str, data: bytes) -> Manifest:
-        if side:
-            # Not before the manifest was read: a build without a split refuses other directories.
-            (self.staging / side).mkdir(exist_ok=True)
-        contents = parse_manifest(data, self._url / side)
-        fetch_table(self._objects, side, contents, self.staging / side)
-        return with_table(contents, self._url / side, self.staging / side)
+        self._is_ours = self._building is not None and self._building == self._identity()
 
     def _identity(self) -> bytes | None:
         """The digest of the build in the staging directory; None if there is none.
@@ -142,8 +123,8 @@ class Destination:
         """Delete all files of a store that are not in its manifest."""
         kept = {
             as_name(side, name)
-            for side, data in self.manifests.items()
-            for name, _, _ in self._parsed(side, data).files()
+            for side, manifest in self._parsed.items()
+            for name, _, _ in manifest.files()
         }
         found = {name for name, _ in self._objects.list() if _OURS.fullmatch(name)}
         in_threads(self._objects.delete, sorted(found - kept))
@@ -164,13 +145,14 @@ class Destination:
         for name in manifests:
             self._objects.delete(name)
         self.manifests.clear()
+        self._parsed.clear()
         self._delete_parts()
         self._objects.delete(_BUILDING)
         self.empty_staging()
         self._building = None
 
     def claim(self) -> None:
-        """Announce the build at the URL; its journal in the staging directory has begun.
+        """Keep other writers away: announce the build at the URL. Its journal has begun.
 
         Raises:
             StoreError: the URL holds other files, or another build that was not finished.
@@ -191,7 +173,7 @@ class Destination:
         # Those of a build that failed, and was given up for this one.
         self._delete_parts()
         self._objects.put(_BUILDING, identity)
-        self._building = identity
+        self._building, self._is_ours = identity, True
 
     def _refuse_foreign(self) -> None:
         found = [name for name, _ in self._objects.list()]
@@ -245,12 +227,14 @@ class Destination:
     def commit(self, sides: Sequence[str]) -> None:
         """Send the manifests that are in the staging directory, and the reject logs before them."""
         for side in reversed(sides):
-            data = read_file(self.staging / side / FILE_NAME)
+            path = self.staging / side / FILE_NAME
+            data = read_file(path)
+            manifest = with_table(parse_manifest(data, path), path, path.parent)
             # Its table and its reject log; other files are there, or were sent and removed here.
-            for name, size, digest in self._parsed(side, data).files():
-                if (path := self.staging / side / name).exists():
-                    self.send(as_name(side, name), path, size, digest)
-            self.commit_side(side, data)
+            for name, size, digest in manifest.files():
+                if (path.parent / name).exists():
+                    self.send(as_name(side, name), path.parent / name, size, digest)
+            self.commit_side(side, data, manifest)
 
     def send(self, name: str, path: Path, size: int, digest: str) -> None:
         """Send one file of the store, whose contents are compared with the record first.
@@ -259,46 +243,41 @@ class Destination:
             StoreError: the file is not the recorded one.
             RemoteError: it could not be sent within the deadline.
         """
-        if size <= _ONE_REQUEST:
-            # The bytes that were compared are those that are sent.
-            self._objects.put(name, read_recorded(path, size, digest))
-            return
-        if problem := file_problem(path, size, digest):
-            raise StoreError(f"{path} {problem}. {REPAIR_ADVICE}")
-        self._objects.put(name, path)
+        # The bytes that were compared are those that are sent.
+        source = read_file(path) if size <= _ONE_REQUEST and path.exists() else path
+        if not isinstance(source, bytes) or xxhash.xxh3_128(source).hexdigest() != digest:
+            refuse_damaged(path, size, digest)
+        self._objects.put(name, source)
 
-    def commit_side(self, side: str, data: bytes) -> None:
+    def commit_side(self, side: str, data: bytes, manifest: Manifest) -> None:
         """Put the manifest of one side: the commit point of the store."""
         # A build that was killed between the sides has committed the first one already.
         if self.manifests.get(side) != data:
             self._objects.put(as_name(side, FILE_NAME), data)
-        needed = as_name(side, self._parsed(side, data).table)
-        tables = as_name(side, "parts-")
-        for name, _ in self._objects.list(side):
-            if name.startswith(tables) and name != needed:
-                self._objects.delete(name)
+            self.manifests[side], self._parsed[side] = data, manifest
 
     def end(self) -> None:
         """Remove the announcement of a build that is finished."""
-        if self._building is not None:
-            self._objects.delete(_BUILDING)
-            self._building = None
+        if self._building is None:
+            return
+        if self._is_ours:
+            self._delete_parts()  # the table of parts that an append has replaced
+        self._objects.delete(_BUILDING)
+        self._building = None
+
+
+def refuse_damaged(path: Path, size: int, digest: str) -> None:
+    """Raise if a file of a store is not the recorded one."""
+    if problem := file_problem(path, size, digest):
+        kind = StoreError if path.exists() else MissingStoreError
+        raise kind(f"{path} {problem}. {REPAIR_ADVICE}")
 
 
 def in_threads(function: Callable[[_Item], None], items: Iterable[_Item]) -> None:
     """Call a function for all items, several at a time; raises the first error."""
-    threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="remote")
-    waits = False
-    try:
-        for each in [threads.submit(function, item) for item in items]:
-            each.result()
-        waits = True
-    except Exception:
-        waits = True
-        raise
-    finally:
-        # After Ctrl-C, requests in progress are not waited for: they may take minutes.
-        threads.shutdown(wait=waits, cancel_futures=True)
+    with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="remote") as threads:
+        for _ in threads.map(function, items):
+            pass
 
 
 def _objects_of(record: SealedSlice) -> Iterator[tuple[str, int, str, str]]:
