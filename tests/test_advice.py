@@ -105,7 +105,6 @@ REACHED_FROM = {
     "store.reader": ["Chat"],
     "streaming": ["stream"],
     "tokenize": [*BUILDERS, *GIVES_TOKENIZER, "check", "Chat", "penstock check"],
-    "tokenize.special_tokens:checked_tokens": ["load_tokenizer", "Chat"],
     "tokenize.tokenizer": GIVES_TOKENIZER,
     "tokenize.tokenizer:_from_object": ["load_tokenizer"],
     "tokenize.tokenizer:tokenizer_of": ["TokenStore.decode", "Loader.explain", "penstock decode"],

@@ -1,12 +1,10 @@
 """A template's markers are tokens, or there is an error that says how to make them so."""
 
 import json
-import pickle
 import re
 import shlex
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tokenizers
 
@@ -52,14 +50,11 @@ def test_each_marker_is_one_token_that_no_message_can_write(template, tokenizer)
     hostile = [{**each, "content": "".join(added) + each["content"]} for each in TURNS]
     tokens = chat.render(hostile).tokens
 
-    assert list(added.values()) == list(range(*sorted_edges(added)))
+    first = min(added.values())
+    assert list(added.values()) == list(range(first, first + len(added)))
     assert set(added.values()) & set(plain.tolist())
     assert [t for t in tokens if t in added.values()] == [t for t in plain if t in added.values()]
     assert chat.tokenizer.decode(plain) == chat.render(TURNS).text
-
-
-def sorted_edges(added):
-    return min(added.values()), max(added.values()) + 1
 
 
 def test_a_question_of_gsm8k_is_as_long_as_its_words(data, gpt2, gpt2_chat):
@@ -171,12 +166,6 @@ def test_documents_may_be_built_with_the_same_tokens(tmp_path, make_tokenizer):
     assert end in parsed.document(0)
 
 
-def test_a_store_without_added_tokens_says_nothing_of_them(tmp_path, gpt2):
-    store = penstock.build(penstock.Texts(["a"]), tmp_path / "a", tokenizer=gpt2)
-
-    assert "added_tokens" not in store.manifest.contents["tokenizer"]
-
-
 def test_what_was_added_is_logged_with_the_sizes_a_model_needs(caplog, gpt2):
     for _ in range(2):
         load_tokenizer(gpt2, add_tokens=["<|only in this test|>"])
@@ -240,15 +229,6 @@ def test_an_extended_tokenizer_survives_save_and_load(kind, tmp_path, make_token
     assert (again.vocab_size, again.eos_id) == (chat.tokenizer.vocab_size, chat.tokenizer.eos_id)
     assert Chat("chatml", again).render(TURNS).tokens.tolist() == tokens.tolist()
     assert theirs(chat.render_text(TURNS).text)["input_ids"] == tokens.tolist()
-
-
-def test_it_survives_pickling_too(make_tokenizer):
-    chat = Chat("chatml", load_tokenizer(make_tokenizer([])), add_tokens="auto")
-    again = pickle.loads(pickle.dumps(chat))
-
-    assert again.digest == chat.digest
-    assert np.array_equal(again.render(TURNS).tokens, chat.render(TURNS).tokens)
-    assert again.tokenizer.padded_vocab_size == 448
 
 
 def test_tiktoken_encodings_are_extended():

@@ -7,12 +7,16 @@ import pytest
 
 from penstock.chat.chat import Chat
 from penstock.chat.messages import parts_of
-from penstock.chat.template import Template
 from penstock.errors import ChatError
 
 TEMPLATES = Path(__file__).parent / "templates"
-DEEPSEEK = (TEMPLATES / "deepseek_r1_distill.jinja").read_text(encoding="utf-8").removesuffix("\n")
-QWEN35 = (TEMPLATES / "qwen35.jinja").read_text(encoding="utf-8").removesuffix("\n")
+
+
+def source_of(name):
+    return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8").removesuffix("\n")
+
+
+DEEPSEEK, QWEN35 = source_of("deepseek_r1_distill"), source_of("qwen35")
 BAR = "\uff5c"
 # As people and models write them: no blanks, other numbers, equal keys, escapes, odd blanks.
 WRITTEN = [
@@ -39,10 +43,6 @@ def messages(arguments):
 
 def said(rendered):
     return [rendered.text[a:b] for a, b in rendered.trained]
-
-
-def source_of(name):
-    return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8").removesuffix("\n")
 
 
 CALLS = {
@@ -83,17 +83,12 @@ def test_a_template_that_writes_the_whole_function_writes_them_so(arguments, gpt
     assert '{"name": "f", "arguments": ' + arguments + "}</s>" in rendered.text
 
 
-def test_arguments_that_are_an_object_are_written_as_before(gpt2_chat):
-    given = {"a": 1e3, "b": "é"}
-    rendered = Chat("chatml", gpt2_chat).render(messages(given))
+def test_other_arguments_are_written_as_before(gpt2_chat):
+    chat = Chat("chatml", gpt2_chat)
+    objects = chat.render(messages({"a": 1e3, "b": "é"}))
 
-    assert '"arguments": {"a": 1000.0, "b": "é"}}' in rendered.text
-
-
-def test_a_string_that_is_no_json_is_a_string(gpt2_chat):
-    rendered = Chat("chatml", gpt2_chat).render(messages("plain words"))
-
-    assert '"arguments": "plain words"}' in rendered.text
+    assert '"arguments": {"a": 1000.0, "b": "é"}}' in objects.text
+    assert '"arguments": "plain words"}' in chat.render(messages("plain words")).text
 
 
 def test_a_function_call_of_sharegpt_keeps_the_text_of_its_arguments(gpt2_chat):
@@ -213,9 +208,3 @@ def test_parts_are_the_text_between_commas():
         ("c", '"\\""'),
     ]
     assert [text[part.key_at] for part in parts] == ["a", "c"]
-
-
-def test_a_template_of_another_name_is_no_builtin(gpt2_chat):
-    changed = Template("chatml", "{% for m in messages %}{{ m.content }}</s>{% endfor %}")
-
-    assert Chat(changed, gpt2_chat).render(messages('{"a":1}')[:1]).text == "Go.</s>"

@@ -3,6 +3,7 @@
 import json
 
 import penstock
+from penstock.chat.chat import Chat
 from penstock.sources.settings import Texts
 
 GOOD = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
@@ -24,9 +25,7 @@ def test_deep_records_are_rejects(tmp_path):
     store = penstock.build(
         Texts(list(map(json.dumps, records))),
         tmp_path / "store",
-        tokenizer="gpt2",
-        chat="chatml",
-        add_tokens="auto",
+        chat=Chat("chatml", "gpt2", add_tokens="auto"),
         max_bad=10,
     )
 

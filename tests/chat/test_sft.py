@@ -3,12 +3,10 @@
 import itertools
 import json
 
-import numpy as np
 import pytest
 import torch
 
 from penstock.chat.chat import Chat
-from penstock.digest import digest_json
 from penstock.errors import ChatError, PlanError, ResumeError
 from penstock.integrations.sft import SFTCollate, sft_data_generator
 
@@ -47,12 +45,14 @@ def by_hand(rows, chat, pad, ignore):
 @pytest.mark.parametrize("ignore", [-1, -100])
 def test_batches_are_those_of_the_straightforward_way(chat, ignore):
     batches = sft_data_generator(ROWS, 4, chat, pad_token_id=7, ignore_index=ignore)
+    seen = []
     order = itertools.cycle(range(10))
     for inputs, targets in itertools.islice(batches, 12):
         rows = [ROWS[next(order)] for _ in range(4)]
         expected = by_hand(rows, chat, 7, ignore)
-        assert torch.equal(inputs, expected[0])
-        assert torch.equal(targets, expected[1])
+        seen.append(((inputs, targets), expected))
+    # At the end, because no batch is written again.
+    assert all(torch.equal(a, b) for pair in seen for a, b in zip(*pair, strict=True))
 
 
 def test_supervised_targets_decode_to_the_answers(chat, gpt2_chat):
@@ -148,16 +148,6 @@ def test_rows_without_anything_to_train_on_are_counted(chat):
     assert batches.num_untrained == 1
 
 
-def test_a_batch_is_never_written_again(chat):
-    batches = sft_data_generator(ROWS, 2, chat)
-    first = next(batches)
-    kept = [each.clone() for each in first]
-    for _ in range(20):
-        next(batches)
-
-    assert all(map(torch.equal, first, kept))
-
-
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.torture)])
 def test_collate_works_in_a_dataloader_with_workers(gpt2_chat, method):
     """Sent to processes that are not forked, where each makes a chat of its own."""
@@ -176,6 +166,8 @@ def test_collate_works_in_a_dataloader_with_workers(gpt2_chat, method):
     [
         ({"batch_size": 0}, "batch_size=0"),
         ({"rank": 2, "world_size": 2}, "rank=2"),
+        ({"rank": 1}, "give both or neither"),
+        ({"world_size": 2}, "give both or neither"),
         ({"max_length": 1}, "max_length=1"),
         ({"ignore_index": 0}, "may be a token"),
         ({"pad_token_id": -1}, "pad_token_id=-1"),
@@ -195,13 +187,6 @@ def test_arguments_that_cannot_work_are_refused(chat, options, told):
 def test_a_row_that_is_no_conversation_is_named(chat):
     with pytest.raises(ChatError, match=r"Row 0 of the dataset.*not a known format"):
         next(sft_data_generator([{"text": "no"}], 1, chat))
-
-
-def test_tensors_are_of_type_long(chat):
-    inputs, targets = next(sft_data_generator(ROWS, 2, chat, device="cpu"))
-
-    assert inputs.dtype == targets.dtype == torch.int64
-    assert np.shares_memory(inputs.numpy(), inputs.numpy())
 
 
 @pytest.mark.parametrize(
@@ -225,46 +210,30 @@ def test_what_a_function_of_ones_own_gets_wrong_is_told_with_its_row(rendered, t
         SFTCollate(render, pad_token_id=7)([2, 3])
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"position": -7},
-        {"position": 3},
-        {"num_rows": 2},
-        {"position": True},
-        {"check": "0"},
-        {"check": None},
-        {"more": 1},
-    ],
-)
+CHANGES = [{"position": -7}, {"position": 3}, {"position": True}, {"num_rows": 2}, {"check": None}]
+
+
+@pytest.mark.parametrize("change", [*CHANGES, {"more": 1}])
 def test_a_state_that_was_changed_is_refused(chat, change):
     batches = sft_data_generator(ROWS, 2, chat)
     next(batches)
-    state = batches.state_dict() | change
+    state = json.loads(json.dumps(batches.state_dict()))
 
     with pytest.raises(ResumeError, match="was changed after it was written"):
-        batches.load_state_dict(state)
+        batches.load_state_dict(state | change)
     assert batches.position == 2
+    batches.load_state_dict(state)
 
 
-@pytest.mark.parametrize("state", [{}, None, 7, [], {"position": 2, "num_rows": 10}])
-def test_what_is_no_state_is_refused(chat, state):
-    with pytest.raises(ResumeError, match="is not the state of SFT batches"):
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        (None, "is not the state of SFT batches"),
+        ({}, "is not the state of SFT batches"),
+        ({"position": 2, "num_rows": 10}, "is not the state of SFT batches"),
+        ({"version": 99, "position": 2, "num_rows": 10, "check": ""}, "of version 99; this"),
+    ],
+)
+def test_what_is_no_state_is_refused(chat, state, told):
+    with pytest.raises(ResumeError, match=told):
         sft_data_generator(ROWS, 2, chat).load_state_dict(state)
-
-
-def test_a_state_of_another_version_is_refused_and_one_with_a_made_up_check_too(chat):
-    batches = sft_data_generator(ROWS, 2, chat)
-    with pytest.raises(ResumeError, match="of version 99; this penstock reads version 1"):
-        batches.load_state_dict(batches.state_dict() | {"version": 99})
-
-    told = {"version": 1, "position": -7, "num_rows": 10}
-    with pytest.raises(ResumeError, match="was changed after it was written"):
-        batches.load_state_dict({**told, "check": digest_json(told)[:16]})
-    assert json.loads(json.dumps(batches.state_dict())) == batches.state_dict()
-
-
-def test_rank_and_world_size_are_given_together(chat):
-    for options in ({"rank": 1}, {"world_size": 2}):
-        with pytest.raises(PlanError, match="give both or neither"):
-            sft_data_generator(ROWS, 2, chat, **options)

@@ -21,20 +21,8 @@ from penstock.chat.template import Template
 from penstock.sources.batch import binary_array
 from penstock.tokenize.tokenizer import load_tokenizer
 
-WORDS = [
-    "the",
-    "user",
-    "said",
-    "hello",
-    "to",
-    "assistant",
-    "model",
-    "end",
-    "of",
-    "text",
-    "and",
-    "turn",
-]
+WORDS = ["the", "user", "said", "hello", "to", "assistant", "model"]
+WORDS += ["end", "of", "text", "and", "turn"]
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789<>|/[]_-.,:;!?'\"{}()\n "
 
 
@@ -248,19 +236,12 @@ ENGINES += [(kind, "tokenizers") for kind in KINDS if "BPE" in kind]
 
 
 @pytest.mark.parametrize(("kind", "engine"), ENGINES)
-def test_no_document_writes_a_special_token(kind, engine, naughty):
+@pytest.mark.parametrize("number", [150, pytest.param(20_000, marks=pytest.mark.torture)])
+def test_no_document_writes_a_special_token(kind, engine, naughty, number, figure):
     tokens = [each for each in special_of(KINDS[kind]()) if each] or ["<|end|>"]
-    texts = [*tokens, *naughty[::7], *hostile(tokens, naughty, 17, 150)]
-
-    no_document_writes_a_special_token(kind, engine, texts)
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize(("kind", "engine"), ENGINES)
-def test_no_document_of_many_writes_a_special_token(kind, engine, naughty, figure):
-    tokens = [each for each in special_of(KINDS[kind]()) if each] or ["<|end|>"]
-    around = [f"{a}{text}{b}" for text in naughty for a in ("", *tokens) for b in ("", *tokens)]
-    texts = [*around, *hostile(tokens, naughty, 2_026, 20_000)]
+    texts = [*tokens, *naughty[::7], *hostile(tokens, naughty, 17, number)]
+    if number > 150:
+        texts += [f"{a}{text}{b}" for text in naughty for a in ("", *tokens) for b in ("", *tokens)]
     for first in range(0, len(texts), 1_000):
         no_document_writes_a_special_token(kind, engine, texts[first : first + 1_000])
     figure(f"special tokens as text: {kind}, {engine}: {len(texts):,} documents, no special id")

@@ -36,16 +36,11 @@ def test_engines_that_agree_pass_and_say_how_much_was_compared(gpt2):
     assert compare(gpt2, array("one", "two", "three"), 13) == 3
     assert compare(gpt2, array(*["word"] * 2_000), 10**12) == 1_000
     assert compare(gpt2, array(*["word " * 1_000] * 300), 10**12) == 200
+    assert compare(gpt2, array(*["word " * 1_000] * 300), 1_500_000) == 51
+    assert compare(gpt2, array(*["word " * 1_000] * 300), 500_000_000) == 100
     assert compare(gpt2, array("wörd " * 400_000, "next"), 10**12) == 1
     assert compare(gpt2, array(), 0) == 0
     assert compare(load_tokenizer("bytes"), array("one"), 3) == 0
-
-
-def test_of_short_inputs_a_thousandth_is_compared_first_but_at_least_256_kb(gpt2):
-    texts = array(*["word " * 1_000] * 300)
-
-    assert compare(gpt2, texts, 1_500_000) == 51
-    assert compare(gpt2, texts, 500_000_000) == 100
 
 
 def test_one_id_that_differs_is_found_and_shown(wrong):
@@ -78,7 +73,7 @@ def test_a_first_slice_without_documents_does_not_use_up_the_comparison(wrong, t
             [tmp_path / "a.txt", tmp_path / "b.txt"],
             tmp_path / "s",
             tokenizer=tokenizer,
-            threads=1,
+            workers=1,
             documents="lines",
         )
 
@@ -94,7 +89,7 @@ def lines(folder, word, num_lines, first_wrong):
 def test_a_difference_far_behind_the_first_megabyte_stops_the_build(wrong, tmp_path):
     tokenizer, word = wrong
     file = lines(tmp_path, word, 20_000, first_wrong=2_000)
-    options = {"documents": "lines", "threads": 1}
+    options = {"documents": "lines", "workers": 1}
 
     with pytest.raises(
         TokenMismatchError,
@@ -110,7 +105,7 @@ def test_slices_that_were_sealed_before_a_difference_are_made_anew(wrong, tmp_pa
     """Another engine would keep them, and they may hold wrong ids too."""
     tokenizer, word = wrong
     file = lines(tmp_path, word, 20_000, first_wrong=6_000)
-    store, options = tmp_path / "store", {"documents": "lines", "threads": 1}
+    store, options = tmp_path / "store", {"documents": "lines", "workers": 1}
 
     with pytest.raises(TokenMismatchError):
         penstock.build(file, store, tokenizer=tokenizer, **options)

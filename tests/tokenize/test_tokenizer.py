@@ -10,10 +10,11 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import MissingTokenizerError
 from penstock.tokenize.definition import Definition
 from penstock.tokenize.engines import TokenizersEngine
-from penstock.tokenize.gigatoken import GigatokenEngine
-from penstock.tokenize.tokenizer import load_tokenizer
+from penstock.tokenize.gigatoken import GigatokenEngine, _log_slow
+from penstock.tokenize.tokenizer import load_tokenizer, tokenizer_of
 
 BLOCKED = """
 import socket
@@ -199,6 +200,7 @@ def test_what_gigatoken_does_not_know_is_encoded_by_the_reference(words):
 
 
 def test_the_slow_engine_is_told_once_and_not_where_it_was_asked_for(words, caplog):
+    _log_slow.cache_clear()
     load_tokenizer(words, engine="tokenizers")
     assert not caplog.records
     for _ in range(2):
@@ -243,3 +245,14 @@ def test_no_ids_and_one_id_are_decoded():
         "Hello",
         " world",
     )
+
+
+def test_a_tokenizer_is_kept_with_the_tokens_that_a_store_adds(small_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "theirs"))
+    recorded = load_tokenizer(small_file, add_tokens=["<|x|>"]).describe()
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "ours"))
+    with pytest.raises(MissingTokenizerError):
+        tokenizer_of(recorded)
+    given = tokenizer_of(recorded, small_file)
+
+    assert tokenizer_of(recorded).digest == given.digest

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -43,23 +42,10 @@ def test_it_loads_with_the_fast_engine_and_its_end_is_found(own):
     assert own.eos_id == own.token_id("<|endoftext|>") == 0
 
 
-def test_both_engines_agree_on_every_language(own, languages):
-    texts = [line for file in languages for line in Path(file).read_text("utf-8").split("\n")]
-
-    assert encoded(own.engine, texts) == encoded(own.reference, texts)
-
-
 @given(text=st.text())
 def test_any_text_comes_back_and_both_engines_agree(own, text):
     assert own.decode(own.encode(text)) == text
     assert encoded(own.engine, [text]) == encoded(own.reference, [text])
-
-
-def test_text_that_spells_the_end_is_text(own):
-    ids = own.encode("a<|endoftext|>b").tolist()
-
-    assert own.eos_id not in ids
-    assert own.decode(ids) == "a<|endoftext|>b"
 
 
 def test_the_same_text_gives_the_same_bytes_in_any_order_of_documents(tmp_path):
@@ -143,20 +129,6 @@ def test_what_went_in_is_told(tmp_path):
         ("reading", 45, path.stat().st_size),
         *(("learning", size, 260) for size in (258, 259, 260)),
     ]
-
-
-def test_reading_stops_after_the_document_that_reaches_the_limit(tmp_path):
-    texts = ps.Texts(["abab " * 10] * 100)
-
-    trained = train_tokenizer(texts, tmp_path / "t.json", vocab_size=258, max_bytes=101)
-
-    assert (trained.num_documents, trained.num_bytes) == (3, 150)
-
-
-def test_a_vocabulary_without_merges_is_the_bytes(tmp_path):
-    train_tokenizer(ps.Texts(["abc"]), tmp_path / "t.json", vocab_size=257)
-
-    assert len(ps.load_tokenizer(tmp_path / "t.json").encode("naïve")) == 6
 
 
 def test_too_many_rejects_are_refused_and_shown(tmp_path):

@@ -15,7 +15,6 @@ plain strings, and filters that change text.
 """
 
 import datetime
-import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial, wraps
 from typing import Any, NoReturn
@@ -209,16 +208,6 @@ def _raise(message: object) -> NoReturn:
     raise ChatError("template_refused", f"The template refused the conversation: {message}")
 
 
-def _date_text(date: datetime.date, form: str) -> str:
-    if re.search("%[^a-zA-Z]*s", form.replace("%%", "")):
-        raise ChatError(
-            "template_failed",
-            "The template writes the date in seconds (%s), which depend on the time zone of the "
-            "machine. Use a template that writes a date.",
-        )
-    return date.strftime(form)
-
-
 class Program:
     """A compiled template; safe to use from many threads."""
 
@@ -240,7 +229,7 @@ class Program:
                 long.
         """
         if date is not None:
-            variables = {**variables, "strftime_now": partial(_date_text, date)}
+            variables = {**variables, "strftime_now": date.strftime}
         try:
             text = self._template.render(variables)
         except ChatError:  # raised by the functions above, inside the template

@@ -16,7 +16,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
@@ -245,16 +244,13 @@ def _message(turn: object, path: str) -> Message:
 
 
 def _refuse_misspelt(role: str, path: str) -> None:
-    """Raise if a role is nearly "assistant" or another: its turns would not be trained on.
+    """Raise if a role is "Assistant" or "gpt", or "User": its turns would not be trained on.
 
     Other roles are allowed, because a template may have any.
     """
-    if role in _ROLES:
-        return
-    known = _SPEAKERS.get(role.lower(), "")
-    meant = role.lower() if role.lower() in _ROLES else known if known == "assistant" else ""
-    if meant or (close := get_close_matches(role.lower(), _ROLES, 1, 0.8)):
-        meant = meant or close[0]
+    lower = role.lower()
+    meant = lower if lower in _ROLES else _SPEAKERS.get(lower)
+    if role not in _ROLES and meant in (lower, "assistant"):
         raise ChatError("unknown_role", f'{path} has the role {role!r:.40}. Write "{meant}".')
 
 

@@ -60,7 +60,7 @@ def read_sample(file: FileSample, listed: InputFile, reading: ReadSettings, budg
     is_spread = can_seek and listed.size > budget
     slice_bytes = -(-listed.size // _NUM_PARTS) if is_spread else budget
     file.whole = True
-    for piece in cut([listed], reading, slice_bytes=slice_bytes):
+    for piece in cut([listed], reading, slice_bytes=slice_bytes, ramp=()):
         taken = 0
         for batch in read_slice([listed], piece, reading):
             file.texts += batch.texts.to_pylist()

@@ -34,6 +34,12 @@ _MAGIC = {
     "bz2": b"BZh",
     "xz": b"\xfd7zXZ\x00",
 }
+_PACKAGES = {
+    **dict.fromkeys(("s3", "s3a"), "penstock[s3]"),
+    **dict.fromkeys(("http", "https"), "fsspec[http]"),
+    **dict.fromkeys(("gs", "gcs"), "fsspec[gcs]"),
+    **dict.fromkeys(("az", "abfs", "abfss"), "fsspec[abfs]"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,8 +372,10 @@ def file_system(path: str) -> Any:
     try:
         return fsspec.core.url_to_fs(path, **options)[0]
     except ImportError as error:
+        package = _PACKAGES.get(protocol)
+        advice = f' Install it with: pip install "{package}"' if package else ""
         raise MissingExtraError(
-            f"Reading {redacted(path)} needs a package that is not installed: {error}."
+            f"Reading {redacted(path)} needs a package that is not installed: {error}.{advice}"
         ) from error
 
 

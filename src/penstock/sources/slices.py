@@ -98,6 +98,7 @@ def cut(
     reading: ReadSettings,
     *,
     slice_bytes: int = SLICE_BYTES,
+    ramp: Sequence[int] = RAMP,
     is_cut_safe: IsCutSafe | None = None,
     border: int | None = None,
 ) -> Iterator[Slice]:
@@ -108,12 +109,13 @@ def cut(
     Args:
         files: The inputs.
         reading: The settings of the build.
-        slice_bytes: About how much text a slice holds after the first ones; see `RAMP`.
+        slice_bytes: About how much text a slice holds.
+        ramp: About how much the first ones hold, where that is less.
         is_cut_safe: Says where a document that is longer than a slice may be cut. Without it,
             such a document is an error.
         border: The offset at which an input of one document is divided into two documents.
     """
-    return _Cutter(files, reading, slice_bytes, is_cut_safe, border).slices()
+    return _Cutter(files, reading, slice_bytes, ramp, is_cut_safe, border).slices()
 
 
 @dataclass(slots=True)
@@ -123,6 +125,7 @@ class _Cutter:
     files: Sequence[InputFile]
     reading: ReadSettings
     slice_bytes: int
+    ramp: Sequence[int]
     is_cut_safe: IsCutSafe | None
     border: int | None
     made: int = 0
@@ -131,7 +134,7 @@ class _Cutter:
     def wanted(self, ahead: int = 0) -> int:
         """How many bytes of text the next slice should hold, or the one that is `ahead` of it."""
         number = self.made + ahead
-        return min(self.slice_bytes, RAMP[number]) if number < len(RAMP) else self.slice_bytes
+        return min((self.slice_bytes, *self.ramp[number : number + 1]))
 
     def slices(self) -> Iterator[Slice]:
         """The slices of all files."""

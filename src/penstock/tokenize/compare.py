@@ -22,8 +22,6 @@ from penstock.sources.batch import Batch, binary_array, text_offsets
 from penstock.tokenize.engines import text_buffers
 from penstock.tokenize.tokenizer import Tokenizer
 
-Spans = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]
-"""The bytes of a batch, and where each document begins and ends in them."""
 ORACLE_DOCUMENTS = 1_000
 ORACLE_BYTES = 1_000_000
 # Of a short input, a thousandth of the text is compared first, but at least this much: the
@@ -122,13 +120,18 @@ class SliceSample:
     """The number of files that earlier builds of the same store read."""
     _num_documents: int = 0
     _texts: list[bytes] = field(default_factory=list)
-    _origins: list[tuple[int, int]] = field(default_factory=list)
+    _places: list[str] = field(default_factory=list)
 
     def add(self, batch: Batch) -> None:
         """Choose texts of the next documents of the slice."""
         if self.tokenizer.reference is None or not len(batch):
             return
-        data, starts, stops = _spans(batch)
+        block = batch.separated
+        if block is None:
+            data, offsets = text_buffers(batch.texts)
+            starts, stops = offsets[:-1], offsets[1:]
+        else:
+            data, starts, stops = np.frombuffer(block.data, np.uint8), block.starts, block.stops
         # The first document of the slice, and every 10,000th after it, counted across batches.
         for row in range(-self._num_documents % _ONE_IN, len(batch), _ONE_IN):
             start, stop = int(starts[row]), int(stops[row])
@@ -137,28 +140,15 @@ class SliceSample:
             if stop - start > _MAX_BYTES:
                 share = (self.index + 1) * 2_654_435_769 % (1 << 32)
                 start += share * (stop - start - _MAX_BYTES) >> 32
-            self._keep(batch, row, data[start : min(stop, start + _MAX_BYTES)])
+            text = data[start : min(stop, start + _MAX_BYTES)].tobytes()
+            name, offset = self.names[int(batch.files[row]) - self.first_file], batch.offsets[row]
+            self._texts.append(_whole_characters(text))
+            self._places.append(f"the document at offset {offset:,} of {name}")
         self._num_documents += len(batch)
 
     def encoded(self) -> EncodedSample:
         """The chosen texts, encoded by the fast engine."""
-        names = [
-            f"the document at offset {offset:,} of {self.names[file]}"
-            for file, offset in self._origins
-        ]
-        return EncodedSample.of(self.tokenizer, self._texts, names)
-
-    def _keep(self, batch: Batch, row: int, text: NDArray[np.uint8]) -> None:
-        self._texts.append(_whole_characters(text.tobytes()))
-        self._origins.append((int(batch.files[row]) - self.first_file, int(batch.offsets[row])))
-
-
-def _spans(batch: Batch) -> Spans:
-    if batch.separated:
-        block = batch.separated
-        return np.frombuffer(block.data, np.uint8), block.starts, block.stops
-    data, offsets = text_buffers(batch.texts)
-    return data, offsets[:-1], offsets[1:]
+        return EncodedSample.of(self.tokenizer, self._texts, self._places)
 
 
 def _whole_characters(text: bytes) -> bytes:

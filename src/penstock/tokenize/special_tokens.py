@@ -28,7 +28,7 @@ embedding: GPT-2 has the ids 0 to 50,256, and <|im_start|> becomes 50,257.
 import json
 import logging
 import multiprocessing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 
@@ -42,6 +42,10 @@ from penstock.tokenize.definition import Config, Definition, padded_vocab_size, 
 _log = logging.getLogger("penstock")
 _PREFIX = "\U0010fffd"
 _BYTE_PREFIX = " "
+_PARSE_INSTEAD = (
+    'This tokenizer cannot treat special tokens in a text as text; special_tokens="parse" of '
+    "penstock.load_tokenizer or penstock.build (--special-tokens parse) takes them as tokens."
+)
 
 
 class PlainText:
@@ -60,7 +64,7 @@ class PlainText:
     @cached_property
     def is_byte_level(self) -> bool:
         """Whether the pre-tokenizer converts text to the byte alphabet."""
-        return _has_byte_level(self._definition.config.get("pre_tokenizer"))
+        return '"ByteLevel"' in json.dumps(self._definition.config.get("pre_tokenizer"))
 
     @cached_property
     def forbidden(self) -> dict[int, str]:
@@ -82,14 +86,14 @@ class PlainText:
         model = self._definition.config["model"]
         # With these settings, BPE may find a token without the merges that build it.
         settings = ("ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
-        if not found or not _is_bpe(model) or any(model.get(key) for key in settings):
-            return tuple(sorted(found))
-        # `merge_pair` of all merges took longer than to load a tokenizer.
-        merges = model.get("merges") or ()
-        built = {
-            each.replace(" ", "") if isinstance(each, str) else "".join(each) for each in merges
-        }
-        return tuple(sorted(each for each in found if each in built or len(each) < 2))
+        if found and is_bpe(model) and not any(map(model.get, settings)):
+            # `merge_pair` of all merges took longer than to load a tokenizer.
+            merges = model.get("merges") or ()
+            built = {
+                each.replace(" ", "") if isinstance(each, str) else "".join(each) for each in merges
+            }
+            found = {each for each in found if each in built or len(each) < 2}
+        return tuple(sorted(found))
 
     def config(self, num_prefixes: int = 0) -> Config:
         """The tokenizer.json of a copy, for texts with up to `num_prefixes` private-use characters.
@@ -100,12 +104,10 @@ class PlainText:
         model = self._definition.config["model"]
         lost = [token for token in self.hidden if len(token) == 1]
         has_other = model.get("unk_token") or model.get("byte_fallback")
-        if lost and _is_bpe(model) and not has_other:
+        if lost and is_bpe(model) and not has_other:
             raise TokenizerError(
                 f"The special token {lost[0]!r} of {self._definition.name} is also the only token "
-                "for that character, so a text with it cannot be encoded while special tokens are "
-                'text. Use special_tokens="parse" of penstock.load_tokenizer or penstock.build '
-                "(--special-tokens parse), or give the model an unk_token."
+                f"for that character, so a text with it cannot be encoded. {_PARSE_INSTEAD}"
             )
         prefix = _BYTE_PREFIX if self.is_byte_level else _PREFIX * (num_prefixes + 1)
         while self.hidden and any(each.startswith(prefix) for each in self._definition.vocab):
@@ -120,7 +122,7 @@ class PlainText:
             }
             for token in self._definition.added_tokens
         ]
-        renamed = _renamed(model, names)
+        renamed = _renamed(model, names) if names else model
         return {**self._definition.config, "model": renamed, "added_tokens": added}
 
     def gigatoken_config(self) -> Config:
@@ -149,12 +151,8 @@ class PlainText:
         if num_prefixes not in self._loaded:
             loaded = load_reference(json.dumps(self.config(num_prefixes)), self._definition.name)
             loaded.encode_special_tokens = True
-            loaded.add_tokens(
-                [
-                    tokenizers.AddedToken(word, normalized=False, special=False)
-                    for word in self._words
-                ]
-            )
+            words = [tokenizers.AddedToken(each, normalized=False) for each in self._words]
+            loaded.add_tokens(words)
             self._loaded[num_prefixes] = loaded
         return self._loaded[num_prefixes]
 
@@ -163,15 +161,12 @@ class PlainText:
 
         A copy could still return one, if a normalizer writes the name of a renamed token.
         """
-        if len(ids) and self.forbidden:
-            found = ids[np.isin(ids, np.fromiter(self.forbidden, np.uint32))]
-            if len(found):
-                raise TokenizerError(
-                    f"{self._definition.name} gave {self.forbidden[int(found[0])]!r}, the id "
-                    f"{int(found[0]):,}, for a text. This tokenizer cannot treat special tokens in "
-                    'a text as text; special_tokens="parse" of penstock.load_tokenizer or '
-                    "penstock.build (--special-tokens parse) takes them as tokens."
-                )
+        found = ids[np.isin(ids, np.fromiter(self.forbidden, np.uint32))]
+        if len(found):
+            raise TokenizerError(
+                f"{self._definition.name} gave {self.forbidden[int(found[0])]!r}, the id "
+                f"{int(found[0]):,}, for a text. {_PARSE_INSTEAD}"
+            )
 
 
 def load_reference(text: str, name: str) -> tokenizers.Tokenizer:
@@ -182,46 +177,27 @@ def load_reference(text: str, name: str) -> tokenizers.Tokenizer:
     """
     try:
         tokenizer = tokenizers.Tokenizer.from_str(text)
-    except BaseException as error:
-        # A Rust panic is not an Exception; merges that lack the model's prefix cause one.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
+    except Exception as error:
         raise TokenizerError(f"{name} is not a usable tokenizer.json: {error}.") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-def _has_byte_level(step: object) -> bool:
-    """Whether a pre-tokenizer, or one step of a sequence, converts text to the byte alphabet."""
-    if not isinstance(step, dict):
-        return False
-    steps = step.get("pretokenizers") or []
-    return step.get("type") == "ByteLevel" or any(map(_has_byte_level, steps))
-
-
-def _is_bpe(model: Config) -> bool:
+def is_bpe(model: Config) -> bool:
+    """Whether a model is BPE."""
     # Files of early versions have no type; only BPE models have merges.
     return model.get("type", "BPE" if "merges" in model else None) == "BPE"
 
 
 def merge_pair(merge: str | list[str]) -> list[str]:
     """The two tokens of a merge, which files write as "a b" or as ["a", "b"]."""
-    return merge.split(" ") if isinstance(merge, str) else list(merge)
-
-
-def _built(merge: str | list[str], model: Config) -> str:
-    """The token that a merge builds."""
-    first, *second = merge_pair(merge)
-    prefix = model.get("continuing_subword_prefix") or ""
-    return first + "".join(second).removeprefix(prefix)
+    return merge.split(" ") if isinstance(merge, str) else merge
 
 
 def _renamed(model: Config, names: dict[str, str]) -> Config:
     """`model` with its tokens renamed, without the merges that build or use them."""
-    if not names:
-        return model
-    vocab = model.get("vocab") or {}
+    vocab = model["vocab"]
     if isinstance(vocab, dict):
         vocab = {names.get(token, token): number for token, number in vocab.items()}
     else:
@@ -229,28 +205,15 @@ def _renamed(model: Config, names: dict[str, str]) -> Config:
     changed = {**model, "vocab": vocab}
     if model.get("unk_token") in names:
         changed["unk_token"] = names[model["unk_token"]]
-    if merges := model.get("merges"):
-        changed["merges"] = [
-            merge
-            for merge in merges
-            if not names.keys() & {_built(merge, model), *merge_pair(merge)}
-        ]
+    prefix = model.get("continuing_subword_prefix") or ""
+
+    def is_kept(merge: str | list[str]) -> bool:
+        first, second = merge_pair(merge)
+        return names.keys().isdisjoint((first, second, first + second.removeprefix(prefix)))
+
+    if model.get("merges"):
+        changed["merges"] = list(filter(is_kept, model["merges"]))
     return changed
-
-
-def checked_tokens(tokens: Iterable[str]) -> list[str]:
-    """The tokens to add, without repetitions.
-
-    Raises:
-        TokenizerError: `tokens` is not a list of strings.
-    """
-    if isinstance(tokens, str):
-        raise TokenizerError(f"add_tokens={tokens!r} is one string; give a list: [{tokens!r}].")
-    found = list(dict.fromkeys(tokens))
-    for each in found:
-        if not isinstance(each, str) or not each.strip():
-            raise TokenizerError(f"add_tokens has {each!r}, which is not a token; give strings.")
-    return found
 
 
 def extended_definition(definition: Definition, tokens: Sequence[str]) -> Definition:
@@ -263,57 +226,54 @@ def extended_definition(definition: Definition, tokens: Sequence[str]) -> Defini
             largest id.
     """
     flagged = {token["content"] for token in definition.added_tokens if token["special"]}
-    wanted = [token for token in tokens if token not in flagged]
-    if not wanted:
+    known = {token: definition.token_id(token) for token in tokens if token not in flagged}
+    if not known:
         return definition
-    found = {token: definition.token_id(token) for token in wanted}
-    known = {token: number for token, number in found.items() if number is not None}
-    missing = [token for token in wanted if token not in known]
+    missing = [token for token, number in known.items() if number is None]
     new = {token: definition.vocab_size + each for each, token in enumerate(missing)}
-    ids = {**known, **new}
+    ids = {token: number for token, number in known.items() if number is not None} | new
     # The tokens are sorted by id, because `tokenizers` numbers them in the order of the file.
     kept = [token for token in definition.added_tokens if token["content"] not in ids]
     listed = [*kept, *(special_token(token, number) for token, number in ids.items())]
     listed.sort(key=lambda token: token["id"])
-    made = replace(
+    given = numbered([token["content"] for token in listed], definition.vocab)
+    for token, number in new.items():
+        if given[token] != number:
+            raise TokenizerError(
+                f"The vocabulary of {definition.name} has gaps: {token!r} would be {number:,}, "
+                f"after its largest id, but tokenizers makes it {given[token]:,}. Add the tokens "
+                "to its tokenizer.json with the library that trained it."
+            )
+    return replace(
         definition,
         config={**definition.config, "added_tokens": listed},
         extra_tokens={**definition.extra_tokens, **ids},
     )
-    if new and _has_gaps(definition):
-        # `tokenizers` numbers new tokens by counting tokens instead of looking for the largest id.
-        # With gaps in the vocabulary, the id that it gives may already belong to another token.
-        reference = load_reference(made.text, made.name)
-        for token, number in new.items():
-            if (other := reference.token_to_id(token)) != number:
-                raise TokenizerError(
-                    f"The vocabulary of {made.name} has gaps: {token!r} would be {number:,}, after "
-                    f"its largest id, but tokenizers makes it {other:,}. Add the tokens to its "
-                    "tokenizer.json with the library that trained it."
-                )
-    return made
 
 
-def _has_gaps(definition: Definition) -> bool:
-    """Whether an id from 0 to the largest one is unused.
+def numbered(contents: Iterable[str], vocab: Mapping[str, int]) -> dict[str, int]:
+    """The ids that `tokenizers` gives to added tokens, which it numbers in the order of the file.
 
-    This is checked for the model's own vocabulary, and again together with the added tokens.
+    It counts the tokens of the vocabulary, so with gaps in the vocabulary, the id of a new token
+    may belong to another token already.
     """
-    model = set(definition.vocab.values())
-    added = {token["id"] for token in definition.added_tokens}
-    return len(model) != max(model, default=-1) + 1 or len(model | added) != definition.vocab_size
+    ids: dict[str, int] = {}
+    following = len(vocab)
+    for content in contents:
+        ids[content] = vocab.get(content, following)
+        following = max(following, ids[content] + 1)
+    return ids
 
 
 @cache  # the same tokens are logged once
 def log_added(name: str, added: tuple[tuple[str, int], ...], vocab_size: int) -> None:
     """Log which tokens were added, because the model's embedding needs a row for each."""
     # Worker processes load the same tokenizer again; only the parent logs it.
-    if multiprocessing.parent_process() is not None:
-        return
-    pairs = [f"{token} ({number:,})" for token, number in added]
-    more = [f"and {len(pairs) - 10:,} more"] if len(pairs) > 10 else []
-    _log.warning(
-        f"{name} has these added tokens: {', '.join(pairs[:10] + more)}. Its vocabulary "
-        f"now has {vocab_size:,} tokens, and the model's embedding needs as many rows; the "
-        f"next multiple of 64 is {padded_vocab_size(vocab_size):,}."
-    )
+    if multiprocessing.parent_process() is None:
+        shown = ", ".join(f"{token} ({number:,})" for token, number in added[:10])
+        more = f", and {len(added) - 10:,} more" if len(added) > 10 else ""
+        _log.warning(
+            f"{name} has these added tokens: {shown}{more}. Its vocabulary now has "
+            f"{vocab_size:,} tokens, and the model's embedding needs as many rows; the next "
+            f"multiple of 64 is {padded_vocab_size(vocab_size):,}."
+        )

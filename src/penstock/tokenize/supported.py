@@ -28,30 +28,27 @@ for them must be fast: `find` reads English at about 15 GB/s, gigatoken at 0.2 G
 
 import re
 from functools import cache
+from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from penstock.tokenize.definition import Config, Definition, byte_alphabet
-from penstock.tokenize.special_tokens import merge_pair
+from penstock.tokenize.special_tokens import is_bpe, merge_pair, numbered
 
 VERSIONS = ("0.10.",)
 """The releases of gigatoken that were compared, as the beginnings of their version numbers."""
 
 # Above this, gigatoken packs ids into fewer bits than they need: an id of 20,000,000 was wrong.
 _MAX_VOCAB_SIZE = 1 << 20
-_MODEL_KEYS = frozenset(
-    (
-        *("type", "vocab", "merges", "dropout", "unk_token", "fuse_unk", "byte_fallback"),
-        *("ignore_merges", "continuing_subword_prefix", "end_of_word_suffix"),
-    )
-)
-_TOKEN_KEYS = frozenset(
-    ("id", "content", "special", "single_word", "lstrip", "rstrip", "normalized")
-)
-_BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+_MODEL_KEYS = {
+    *("type", "vocab", "merges", "dropout", "unk_token", "fuse_unk", "byte_fallback"),
+    *("ignore_merges", "continuing_subword_prefix", "end_of_word_suffix"),
+}
+_TOKEN_KEYS = {"id", "content", "special", "single_word", "lstrip", "rstrip", "normalized"}
+_BYTE_TOKENS = {f"<0x{byte:02X}>" for byte in range(256)}
 _SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 _FIRST_SPACE = {"type": "Prepend", "prepend": "▁"}
 _GEMMA = {
@@ -106,10 +103,8 @@ _CUT = re.compile(
     rb"[!-~](?= )|[0-9A-Za-z](?=\n)"
     rb"|(?:[\xe4-\xe9][\x80-\xbf]{2}|\xe3\x80\x82|\xef\xbc[\x80-\xbf])\n(?=[\xe4-\xe9])"
 )
-_BLOCK = 1 << 12
-_ROWS = 64  # blocks handled together; temporary arrays of 256 kB stay in the cache
-_DENSE = 50  # if more than one byte in 50 is a candidate, all bytes are compared instead
-_NOWHERE = np.zeros(0, np.int64)
+# `find` reads this much at once, so that its temporary arrays stay in the cache.
+_CHUNK = 1 << 17
 
 
 def refusal(config: Config, *, parse: bool) -> str | None:
@@ -120,22 +115,13 @@ def refusal(config: Config, *, parse: bool) -> str | None:
         parse: Whether a special token in a text is parsed as that token.
     """
     # The order matters: the checks of added tokens assume one of the listed models.
-    release = _release()
-    if not release.startswith(VERSIONS):
+    if not (release := version("gigatoken")).startswith(VERSIONS):
         return f"gigatoken {release}"
     if not _is_known_model(config["model"]):
         return f"its model ({config['model'].get('type', 'BPE')})"
     if not _is_known_split(config):
         return "its normalizer or pre-tokenizer"
     return None if _has_known_tokens(config, parse=parse) else "one of its added tokens"
-
-
-@cache
-def _release() -> str:
-    # Imported here, because it takes 20 ms: rows without a known tokenizer are shown as ids.
-    from importlib.metadata import version
-
-    return version("gigatoken")
 
 
 def knows_symbols(definition: Definition) -> bool:
@@ -153,22 +139,19 @@ def may_cut(definition: Definition, *, parse: bool) -> bool:
     fallback has no pattern.
     """
     active = _active(definition.added_tokens, parse=parse)
-    strips = any(map(_strips, active))
     has_blank = any(char.isspace() for token in active for char in token["content"])
     is_byte_level = not definition.config["model"].get("byte_fallback")
-    return is_byte_level and not (strips or has_blank or _is_prefixed(definition.config))
+    has_blank = has_blank or any(map(_strips, active)) or _is_prefixed(definition.config)
+    return is_byte_level and not has_blank
 
 
 def _is_known_model(model: Config) -> bool:
-    vocab = model.get("vocab")
-    # Files of early versions have no type; only BPE models have merges.
-    if model.get("type", "BPE" if "merges" in model else None) != "BPE":
-        return False
     unlike = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
-    if model.keys() - _MODEL_KEYS or any(model.get(key) for key in unlike):
+    if not is_bpe(model) or model.keys() - _MODEL_KEYS or any(map(model.get, unlike)):
         return False
-    if not isinstance(vocab, dict) or len(set(vocab.values())) != len(vocab):
-        return False  # one id for two tokens
+    vocab = model["vocab"]
+    if len(set(vocab.values())) != len(vocab):  # one id for two tokens
+        return False
     if max(vocab.values(), default=0) >= _MAX_VOCAB_SIZE:
         return False
     return _is_known_fallback(model) if model.get("byte_fallback") else _is_known_byte_level(model)
@@ -213,16 +196,15 @@ def _steps(step: Config | None, key: str) -> list[Config]:
 def _is_known_pattern(steps: list[Config]) -> bool:
     """Whether the steps are ByteLevel with GPT-2's pattern, or known patterns and ByteLevel."""
     *splits, last = steps or [{}]
-    if last.get("type") != "ByteLevel":
-        return False
-    if not splits:
-        return bool(last.get("use_regex", True))
-    if last.get("use_regex", True) or last.get("add_prefix_space", True):
+    has_pattern = bool(last.get("use_regex", True))
+    if last.get("type") != "ByteLevel" or not splits:
+        return last.get("type") == "ByteLevel" and has_pattern
+    if has_pattern or last.get("add_prefix_space", True):
         return False
     # "Isolated" keeps text that the pattern does not match, and "Removed" with invert drops it. A
     # single listed pattern matches all text, so both give the same result. Each of DeepSeek's three
     # patterns leaves some text unmatched, so for them only "Isolated" is right.
-    kept = [("Isolated", False), ("Removed", True)] if len(splits) == 1 else [("Isolated", False)]
+    kept = [("Isolated", False), ("Removed", True)][: 2 if len(splits) == 1 else 1]
     is_kept = all(
         step.get("type") == "Split" and (step.get("behavior"), bool(step.get("invert"))) in kept
         for step in splits
@@ -231,17 +213,14 @@ def _is_known_pattern(steps: list[Config]) -> bool:
 
 
 def _is_sentencepiece(normalizers: list[Config], steps: list[Config]) -> bool:
-    if normalizers in ([_SPACES], [_FIRST_SPACE, _SPACES]):
-        return not steps or (steps == [_GEMMA] and normalizers == [_SPACES])
-    if normalizers or len(steps) != 1:
-        return False
-    (step,) = steps
+    if normalizers:
+        is_gemma = normalizers == [_SPACES] and steps == [_GEMMA]
+        return is_gemma or (not steps and normalizers in ([_SPACES], [_FIRST_SPACE, _SPACES]))
+    step = steps[0] if len(steps) == 1 else {}
     return (
-        step.keys() <= {"type", "replacement", "prepend_scheme", "split"}
-        and step.get("type") == "Metaspace"
-        and step.get("replacement") == "▁"
-        and step.get("prepend_scheme") in ("first", "always", "never")
-        and isinstance(step.get("split"), bool)
+        step.keys() == {"type", "replacement", "prepend_scheme", "split"}
+        and (step["type"], step["replacement"]) == ("Metaspace", "▁")
+        and step["prepend_scheme"] in ("first", "always", "never")
     )
 
 
@@ -266,61 +245,31 @@ def _has_known_tokens(config: Config, *, parse: bool) -> bool:
     active = _active(tokens, parse=parse)
     if not active:
         return True
-    if not _has_usual_ids(tokens, config["model"]["vocab"]):
-        return False
-    has_normalizer = bool(config.get("normalizer"))
-    if not all(_has_known_flags(each, has_normalizer=has_normalizer) for each in active):
-        return False
-    strips = config["model"].get("byte_fallback") or _is_prefixed(config)
-    if (strips or any(map(_strips, active))) and any(
-        token["content"] != token["content"].strip() for token in tokens
-    ):
-        return False
-    return not _overlap(tokens, active)
-
-
-def _has_known_flags(token: Config, *, has_normalizer: bool) -> bool:
-    if token.get("single_word") or (token.get("normalized") and has_normalizer):
-        return False
-    return bool(token["content"]) and token.keys() <= _TOKEN_KEYS
-
-
-def _has_usual_ids(tokens: list[Config], vocab: dict[str, int]) -> bool:
-    """Whether `tokenizers`, which numbers tokens in this order, gives them the ids in the file."""
-    largest = -1
-    seen = set()
-    for token in tokens:
-        content = token["content"]
-        expected = vocab.get(content, max(len(vocab), largest + 1))
-        if token["id"] != expected or content in seen:
+    for token in active:
+        is_normalized = token.get("normalized") and config.get("normalizer")
+        if token.get("single_word") or is_normalized or token.keys() - _TOKEN_KEYS:
             return False
-        seen.add(content)
-        largest = max(largest, expected)
-    return True
-
-
-def _overlap(tokens: list[Config], active: list[Config]) -> bool:
-    """Whether ids could depend on which of two added tokens is searched first.
-
-    `tokenizers` searches tokens with normalized=False first, and skips over a special token that is
-    text without searching inside it; gigatoken searches all tokens at once.
-    """
-    same_rules = len(active) == len(tokens) and not any(map(_strips, tokens))
-    if same_rules and len({bool(token.get("normalized")) for token in tokens}) == 1:
+    ids = {token["content"]: token["id"] for token in tokens}
+    # `tokenizers` may give the tokens other ids than those in the file.
+    if "" in ids or len(ids) != len(tokens) or ids != numbered(ids, config["model"]["vocab"]):
         return False
-    by_first: dict[str, list[str]] = {}
-    for token in tokens:
-        by_first.setdefault(token["content"][:1], []).append(token["content"])
-    for token in tokens:
-        content = token["content"]
-        for start in range(len(content)):
-            rest = content[start:]
-            for other in by_first.get(content[start], ()):
-                # Both begin at `start`. At 0, every token begins with itself, which is no overlap.
-                overlaps = other.startswith(rest) or (start > 0 and rest.startswith(other))
-                if overlaps and (start > 0 or other != content):
-                    return True
-    return False
+    strips = any(map(_strips, active))
+    takes_blanks = strips or config["model"].get("byte_fallback") or _is_prefixed(config)
+    if takes_blanks and any(content != content.strip() for content in ids):
+        return False
+    # `tokenizers` searches tokens with normalized=False first, and skips over a special token that
+    # is text without searching inside it; gigatoken searches all tokens at once. So if the tokens
+    # differ in this, the ids could depend on which of two tokens is searched first.
+    is_searched_at_once = len(active) == len(tokens) and not strips
+    num_rules = len({bool(token.get("normalized")) for token in tokens})
+    return (is_searched_at_once and num_rules == 1) or not _may_overlap([*ids])
+
+
+def _may_overlap(contents: list[str]) -> bool:
+    """Whether an added token is the beginning of another, or another could begin inside it."""
+    firsts = {content[0] for content in contents}
+    is_beginning = any(two.startswith(one) for one, two in pairwise(sorted(contents)))
+    return is_beginning or not all(firsts.isdisjoint(content[1:]) for content in contents)
 
 
 def find(data: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64]:
@@ -334,25 +283,23 @@ def find(data: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64]:
     >>> find(np.frombuffer("a ﷎ \U000323b0's".encode(), np.uint8), symbols=False)
     array([6])
     """
-    rows = np.flatnonzero(_has_lead(data, symbols=symbols)) if len(data) else _NOWHERE
-    if not len(rows):
-        return _NOWHERE
-    # Each row has one byte more than a block: the second byte of a code point at the block's end.
-    num_whole = (len(data) - 1) // _BLOCK
-    blocks = as_strided(data, (num_whole, _BLOCK + 1), (_BLOCK, 1), writeable=False)
-    found = []
-    for low in range(0, len(rows), _ROWS):
-        some = rows[low : low + _ROWS]
-        some = some[some < num_whole]
-        position = _candidates(blocks[some], symbols=symbols)
-        found.append(some[position // _BLOCK] * _BLOCK + position % _BLOCK)
-    if rows[-1] == num_whole:
-        last = num_whole * _BLOCK
-        found.append(last + _candidates(data[None, last:], symbols=symbols))
-    positions: NDArray[np.int64] = np.sort(np.concatenate(found))
+    leads, starts_listed, bounds = _tables(symbols)
+    found = [np.zeros(0, np.int64)]
+    here, after = data[:-1], data[1:]
+    for low in range(0, len(here), _CHUNK):
+        chunk = here[low : low + _CHUNK]
+        if chunk.max() < leads[0]:  # the usual case
+            continue
+        is_lead = chunk == leads[0]
+        for lead in leads[1:]:
+            is_lead |= chunk == lead
+        starts = np.flatnonzero(is_lead)
+        pairs = chunk[starts].astype(np.uint16) << 8 | after[low + starts]
+        found.append(low + starts[starts_listed[pairs]])
+    positions: NDArray[np.int64] = np.concatenate(found)
     # `bounds` alternates the first code point of a range and the one after its last. So a code
     # point is inside a range if an odd number of bounds are at or below it.
-    inside = np.searchsorted(_tables(symbols)[1], _decoded(data, positions), side="right") % 2
+    inside = np.searchsorted(bounds, _decoded(data, positions), side="right") % 2
     listed: NDArray[np.int64] = positions[inside == 1]
     return listed
 
@@ -378,44 +325,6 @@ def cut(text: bytes, size: int) -> list[bytes]:
     return pieces
 
 
-def _has_lead(data: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.bool_]:
-    """Whether each block contains a byte that may begin a listed code point."""
-    starts = np.arange(0, len(data), _BLOCK)
-    if symbols:
-        found: NDArray[np.bool_] = np.maximum.reduceat(data, starts) >= 0xDF
-        return found
-    # The first bytes are 0xDF to 0xE1, 0xEA and 0xF0. A maximum of at least 0xEA finds the last
-    # two, and a block whose maximum is below 0xDF has none of them. In other blocks, subtracting
-    # 0xE2 modulo 256 turns 0xDF to 0xE1 into 0xFD to 0xFF, so a second maximum finds them, and does
-    # not find 0xE2, which begins the curly quotes and dashes of English text.
-    highest = np.maximum.reduceat(data, starts)
-    found = highest >= 0xEA
-    for row in np.flatnonzero((highest >= 0xDF) & ~found).tolist():
-        block = data[row * _BLOCK : (row + 1) * _BLOCK]
-        found[row] = (block - np.uint8(0xE2)).max() >= 0xFD
-    return found
-
-
-def _candidates(blocks: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64]:
-    """The positions at which a listed code point may begin, counted without the last column.
-
-    The last column only has the second bytes of code points that begin in the column before it.
-    """
-    here, after = blocks[:, :-1], blocks[:, 1:]
-    found = []
-    for lead, spans in _tables(symbols)[0].items():
-        is_lead = here == lead
-        if np.count_nonzero(is_lead) * _DENSE > is_lead.size:
-            # Every third byte of Hindi is such a first byte. Comparing all second bytes with each
-            # range is then faster than decoding every candidate.
-            listed = np.zeros(after.shape, bool)
-            for first, last in spans:
-                listed |= after - np.uint8(first) <= last - first
-            is_lead &= listed
-        found.append(np.flatnonzero(is_lead))
-    return np.concatenate(found)
-
-
 def _decoded(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """The code points that begin at `positions`."""
     # Four bytes are read from each position on. At the end of the data, the last byte is repeated.
@@ -439,22 +348,18 @@ def listed_ranges(*, symbols: bool) -> list[tuple[int, int]]:
 
 
 @cache
-def _tables(symbols: bool) -> tuple[dict[int, list[tuple[int, int]]], NDArray[np.int64]]:
-    """Two tables of the listed code points.
+def _tables(symbols: bool) -> tuple[list[int], NDArray[np.bool_], NDArray[np.int64]]:
+    """Three tables to search for listed code points.
 
-    The first table maps the first byte of a code point in UTF-8 to the ranges of its second byte
-    that contain listed code points. The second table has the bounds of all ranges.
+    Their first bytes in UTF-8; whether two bytes are the first ones of a listed code point; and the
+    bounds of all ranges.
     """
-    chosen = listed_ranges(symbols=symbols)
-    seconds: dict[int, list[tuple[int, int]]] = {}
-    for low, high in chosen:
-        # The last byte of a code point has its lowest 6 bits, so the first two bytes change
-        # only at multiples of 64.
-        for point in sorted({low, high, *range((low | 0x3F) + 1, high, 0x40)}):
-            lead, second = chr(point).encode()[:2]
-            spans = seconds.setdefault(lead, [])
-            if spans and second <= spans[-1][1] + 1:
-                spans[-1] = (spans[-1][0], second)
-            else:
-                spans.append((second, second))
-    return seconds, np.array([(low, high + 1) for low, high in chosen]).ravel()
+    ranges = listed_ranges(symbols=symbols)
+    starts_listed = np.zeros((256, 256), bool)
+    for low, high in ranges:
+        # The last byte of a code point has its lowest 6 bits, so the first two bytes change only at
+        # multiples of 64.
+        for point in (*range(low, high, 0x40), high):
+            starts_listed[tuple(chr(point).encode()[:2])] = True
+    leads = np.flatnonzero(starts_listed.any(axis=1)).tolist()
+    return leads, starts_listed.ravel(), np.array([(a, b + 1) for a, b in ranges]).ravel()

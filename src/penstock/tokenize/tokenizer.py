@@ -15,7 +15,6 @@ never asked for. The directory may be deleted at any time: then the user names t
 import json
 import logging
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.digest import digest_bytes, digest_json
-from penstock.errors import MissingTokenizerError, PenstockError, StoreError, TokenizerError
+from penstock.errors import MissingTokenizerError, StoreError, TokenizerError
 from penstock.paths import expand_user
 from penstock.store.files import cache_directory, write_file
 from penstock.tokenize.definition import (
@@ -46,13 +45,13 @@ from penstock.tokenize.engines import (
     Engine,
     ObjectEngine,
     TokenizersEngine,
+    as_texts,
     describe_object,
     extended_encoding,
-    one_text,
     tiktoken_encoding,
 )
 from penstock.tokenize.gigatoken import EngineChoice, GigatokenEngine, choose_engine
-from penstock.tokenize.special_tokens import checked_tokens, extended_definition, log_added
+from penstock.tokenize.special_tokens import extended_definition, log_added
 
 if TYPE_CHECKING:
     from penstock.sources.batch import Batch
@@ -60,7 +59,6 @@ if TYPE_CHECKING:
 SpecialTokens = Literal["text", "parse"]
 
 _log = logging.getLogger("penstock")
-_SHA_256 = re.compile(r"[0-9a-f]{64}")
 _BUNDLED = {"gpt2": 50_257, "bytes": 257}
 
 # Contractions, digits, blanks, special tokens, many scripts, emoji, control characters: the parts
@@ -114,7 +112,8 @@ class Tokenizer:
         >>> load_tokenizer("gpt2").encode("Hello world").tolist()
         [15496, 995]
         """
-        return self.encode_documents(one_text(text))[0]
+        data = text.encode() if isinstance(text, str) else text
+        return self.encode_documents(as_texts([data]))[0]
 
     def encode_documents(self, texts: ArrowTexts) -> Encoded:
         """The ids of many texts, concatenated, and the offsets where each text begins and ends."""
@@ -199,17 +198,14 @@ class Tokenizer:
 
         Token ids are never truncated to a narrower dtype: 65,536 stored in 16 bits would be 0.
         """
-        ids, offsets = encoded
+        ids = encoded[0]
         if self.engine.vocab_size is not None and self.engine.vocab_size <= self.vocab_size:
             return encoded  # the engine cannot return such an id
-        if len(ids) and int(ids.max()) >= self.vocab_size:
-            at = int(ids.argmax())
-            document = int(np.searchsorted(offsets, at, side="right")) - 1
+        if len(ids) and (largest := int(ids.max())) >= self.vocab_size:
             raise TokenizerError(
-                f"{self.name} returned the id {int(ids[at]):,} (document {document} of a batch), "
-                f"but reports a vocabulary of {self.vocab_size:,} ids. Stored in "
-                f"{self.dtype.itemsize * 8} bits, the id could become another token. Correct the "
-                "vocab_size that the tokenizer reports."
+                f"{self.name} returned the id {largest:,}, but reports a vocabulary of "
+                f"{self.vocab_size:,} ids. Stored in {self.dtype.itemsize * 8} bits, the id could "
+                "become another token. Correct the vocab_size that the tokenizer reports."
             )
         return encoded
 
@@ -247,19 +243,23 @@ def load_tokenizer(
     """
     if special_tokens not in ("text", "parse"):
         raise TokenizerError(f'special_tokens={special_tokens!r} is not "text" or "parse".')
-    more = checked_tokens(add_tokens or ())
+    if isinstance(add_tokens, str):
+        raise TokenizerError(f"add_tokens={add_tokens!r} is one string; give a list of strings.")
+    more = list(dict.fromkeys(add_tokens or ()))
     if isinstance(tokenizer, str) and tokenizer == "bytes":
         # "bytes" has no definition, so it is treated like a `Tokenizer` that was loaded before.
         tokenizer = _bytes({})
     elif isinstance(tokenizer, str) and tokenizer.startswith("tiktoken:"):
         tokenizer = tiktoken_encoding(tokenizer.removeprefix("tiktoken:"))
+    elif isinstance(tokenizer, str | os.PathLike):
+        tokenizer = find_definition(os.fspath(tokenizer))
     if isinstance(tokenizer, Tokenizer):
         if special_tokens == "parse" and tokenizer.special_tokens == "text":
             raise TokenizerError(
                 f"{tokenizer.name} was loaded to treat special tokens in a text as text, so "
                 'special_tokens="parse" cannot be used with it. Leave it out.'
             )
-        loaded = with_added(tokenizer, more) if more else tokenizer
+        loaded = with_added(tokenizer, more)
     elif (definition := _definition_of(tokenizer)) is None:
         loaded = _from_object(tokenizer, special_tokens, more)
     else:
@@ -272,8 +272,6 @@ def load_tokenizer(
 
 
 def _definition_of(tokenizer: object) -> Definition | None:
-    if isinstance(tokenizer, str | os.PathLike):
-        return find_definition(os.fspath(tokenizer))
     return tokenizer if isinstance(tokenizer, Definition) else from_object(tokenizer)
 
 
@@ -286,18 +284,19 @@ def _bytes(added: Mapping[str, int]) -> Tokenizer:
 
 def with_added(tokenizer: Tokenizer, tokens: Sequence[str]) -> Tokenizer:
     """Return a tokenizer like `tokenizer`, which was loaded before, with `tokens` added."""
+    known = tokenizer.added_tokens
     if tokenizer.definition is not None:
         definition = extended_definition(tokenizer.definition, tokens)
         is_same = definition is tokenizer.definition
         return tokenizer if is_same else _reloaded(tokenizer, definition)
+    if not tokens:
+        return tokenizer
     if isinstance(tokenizer.engine, ObjectEngine):
         # The object has the tokens that were added before; `made` only knows the new ones.
         made = _from_object(tokenizer.engine.tokenizer, tokenizer.special_tokens, tokens)
-        return replace(made, added_tokens={**tokenizer.added_tokens, **made.added_tokens})
-    added = dict(tokenizer.added_tokens)
-    for token in tokens:
-        added.setdefault(token, 257 + len(added))
-    return _bytes(added)
+        return replace(made, added_tokens={**known, **made.added_tokens})
+    new = [token for token in tokens if token not in known]
+    return _bytes({**known, **{token: 257 + len(known) + at for at, token in enumerate(new)}})
 
 
 def with_special(tokenizer: Tokenizer, tokens: Iterable[str]) -> Tokenizer:
@@ -358,7 +357,7 @@ def _from_object(
             "cannot choose the dtype of stored ids. Give it an attribute vocab_size."
         )
     return Tokenizer(
-        name=f"tiktoken:{known.name}" if known.is_tiktoken else known.name,
+        name=known.name,
         digest=known.digest(tokenizer),
         vocab_size=known.vocab_size,
         eos_id=known.eos_id,
@@ -386,32 +385,31 @@ def tokenizer_of(recorded: Config, given: object = None) -> Tokenizer:
     """
     digest, added = recorded["digest"], tuple(recorded.get("added_tokens", ()))
     is_unknown = not digest and not recorded["canary"]  # imported without a tokenizer
-    if given is None:
-        if is_unknown:
-            raise MissingTokenizerError(
-                "The store was imported without a tokenizer, so it records none. Give the "
-                "tokenizer of its ids each time with tokenizer= (--tokenizer)."
-            )
-        if not digest:
-            raise MissingTokenizerError(
-                f"The store was tokenized with {recorded['name']!r:.80} (digest "
-                f"{recorded['canary']:.8}), an object that penstock cannot keep. Pass the same "
-                "object again each time, with tokenizer= in Python; commands cannot load it."
-            )
-        return _find(digest, recorded["name"], added, recorded["vocab_size"])
-    found = load_tokenizer(given)
-    if added:
-        found = load_tokenizer(with_added(found, checked_tokens(added)))
-    # A tokenizer without a digest is recognised by its ids of a test text.
-    is_same = found.digest == digest and (digest or found.canary == recorded["canary"])
-    if not is_same and not is_unknown:
-        recorded_digest, found_digest = digest or recorded["canary"], found.digest or found.canary
+    if given is not None:
+        # Loaded once more, so that the extended tokenizer is kept.
+        found = load_tokenizer(with_added(load_tokenizer(given), added))
+        # A tokenizer without a digest is recognised by its ids of a test text.
+        is_same = found.digest == digest and (digest or found.canary == recorded["canary"])
+        if is_same or is_unknown:
+            return found
+        wanted, other = digest or recorded["canary"], found.digest or found.canary
         raise StoreError(
-            f"The store was tokenized with {recorded['name']} (digest {recorded_digest[:8]}), and "
-            f"{found.name} has the digest {found_digest[:8]}. The same id would mean other text. "
+            f"The store was tokenized with {recorded['name']} (digest {wanted[:8]}), and "
+            f"{found.name} has the digest {other[:8]}. The same id would mean other text. "
             "Give the tokenizer of the store with tokenizer=."
         )
-    return found
+    if is_unknown:
+        raise MissingTokenizerError(
+            "The store was imported without a tokenizer, so it records none. Give the tokenizer "
+            "of its ids each time with tokenizer= (--tokenizer)."
+        )
+    if not digest:
+        raise MissingTokenizerError(
+            f"The store was tokenized with {recorded['name']!r:.80} (digest "
+            f"{recorded['canary']:.8}), an object that penstock cannot keep. Pass the same object "
+            "again each time, with tokenizer= in Python; commands cannot load it."
+        )
+    return _find(digest, recorded["name"], added, recorded["vocab_size"])
 
 
 # An error is not cached: the tokenizer may be loaded later.
@@ -423,10 +421,9 @@ def _find(digest: str, name: str, added: tuple[str, ...], vocab_size: int) -> To
     for bundled, size in _BUNDLED.items():
         # The sizes are compared first: to load a tokenizer and to compute its digest is slow.
         if size <= vocab_size <= size + len(added):
-            with suppress(TokenizerError):  # the recorded tokens cannot be added to it
-                found = with_added(load_tokenizer(bundled), checked_tokens(added))
-                if found.digest == digest:
-                    return found
+            found = with_added(load_tokenizer(bundled), added)
+            if found.digest == digest:
+                return found
     raise MissingTokenizerError(
         f"The store was tokenized with {name!r:.80} (digest {digest:.8}), which is not a bundled "
         "tokenizer and not one that you loaded before. A name that a store contains is never "
@@ -436,7 +433,7 @@ def _find(digest: str, name: str, added: tuple[str, ...], vocab_size: int) -> To
 
 
 def _keep(loaded: Tokenizer) -> None:
-    """Write a tokenizer to the user's cache, unless it is there already, is bundled or unknown."""
+    """Write a tokenizer to the user's cache, unless it is there, is bundled or unknown."""
     contents = _kept_contents(loaded)
     if loaded.digest is None or contents is None:
         return
@@ -451,9 +448,7 @@ def _keep(loaded: Tokenizer) -> None:
 
 def _kept(digest: str, name: str) -> Any:
     """The tokenizer with this digest, as `load_tokenizer` takes it; None if it was not kept."""
-    # The digest becomes part of a path, so "../x" must not be one.
-    if not _SHA_256.fullmatch(digest) or not (path := _kept_path(digest)).is_file():
-        return None
+    path = _kept_path(digest)
     try:
         contents = json.loads(path.read_bytes())
         if "tiktoken" in contents:
@@ -464,7 +459,9 @@ def _kept(digest: str, name: str) -> Any:
             found_digest = found.digest
         if found_digest == digest:
             return found
-    except (OSError, PenstockError, ValueError, LookupError, TypeError, ImportError) as error:
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError, ImportError) as error:
         _log.debug("%s cannot be used: %r", path, error)
     with suppress(OSError):  # damaged, so it is written again when the tokenizer is loaded again
         path.unlink()
@@ -472,7 +469,8 @@ def _kept(digest: str, name: str) -> Any:
 
 
 def _kept_path(digest: str) -> Path:
-    return cache_directory() / "tokenizers" / f"{digest}.json"
+    # A manifest decides the digest, which becomes a name in this directory and nowhere else.
+    return cache_directory() / "tokenizers" / Path(f"{digest}.json").name
 
 
 def _kept_contents(loaded: Tokenizer) -> Config | None:

@@ -19,7 +19,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any, Literal
@@ -57,7 +57,7 @@ _GROUP = 16
 _MANY_WORDS = 2_000_000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class TrainedTokenizer:
     """The result of training a tokenizer, and how much text it was trained on."""
 
@@ -89,7 +89,7 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
 
     Args:
         inputs: The same inputs as for `build`.
-        path: The file to write.
+        path: The file to write, or a directory, for `tokenizer.json` in it.
         vocab_size: The number of tokens: the 256 bytes, `special_tokens`, and merges for the rest.
         special_tokens: They get the first ids. `load_tokenizer` recognises a common name, such as
             `<|endoftext|>`, as the token that ends documents.
@@ -108,10 +108,11 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
     Raises:
         TokenizerError: the vocabulary is too small for the bytes and special tokens, or larger
             than the text can fill; the special tokens are not a list, or one is also learned as
-            a token of ordinary text; or `path` is a directory, or a file with other contents.
+            a token of ordinary text; or `path` is a file with other contents.
         SourceError: an input cannot be read, or too many records are rejected.
     """
     path = expand_user(path)
+    path = path / "tokenizer.json" if path.is_dir() else path
     is_string = isinstance(special_tokens, str)
     if is_string or any(special_tokens.count(each) > 1 or len(each) < 2 for each in special_tokens):
         raise TokenizerError(
@@ -124,16 +125,14 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
             f"vocab_size={vocab_size:,} has no room for the {_NUM_BYTES} bytes and "
             f"{len(special_tokens)} special tokens, which are {least:,}. Use a few thousand more."
         )
-    if path.is_dir():
-        file = path / "tokenizer.json"
-        raise TokenizerError(f"{path} is a directory; name the file to write, such as {file}.")
     # The separators that documents="auto" looks for. "</s>" is not among them: it also is an HTML
     # tag, so text may contain it.
     separators = dict.fromkeys(["<|endoftext|>", *special_tokens])
     separators.pop("</s>", None)
     reading = replace(reading or ReadSettings(), separators=tuple(separators))
     report = progress or (lambda stage, done, total: None)
-    corpus = _Corpus(list_files(inputs, reading), reading, max_bytes, max_bad)
+    limit = math.inf if max_bytes is None else max_bytes
+    corpus = _Corpus(list_files(inputs, reading), reading, limit, max_bad)
     words = corpus.count(threads or num_cores(), partial(report, "reading"))
     tokens = [*special_tokens, *sorted(byte_alphabet())]
     pairs = []
@@ -152,35 +151,30 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
             f"The special token {found!r} is also the token of the text {found!r}, so a document "
             "with this text would contain it. Choose one like '<|endoftext|>'."
         )
-    text = _definition(tokens, pairs, special_tokens)
-    if not overwrite and path.exists() and path.read_bytes() != text.encode():
+    data = _definition(tokens, pairs, special_tokens).encode()
+    if not overwrite and path.exists() and path.read_bytes() != data:
         raise TokenizerError(
             f"{path} exists already and has other contents. Name another file, or replace it with "
             "overwrite=True (--overwrite)."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, [text.encode()])
-    return TrainedTokenizer(
-        path=os.fspath(path),
-        vocab_size=vocab_size,
-        num_documents=corpus.num_documents,
-        num_bytes=corpus.num_bytes,
-        num_rejects=corpus.num_rejects,
-    )
+    write_file(path, [data])
+    counts = corpus.num_documents, corpus.num_bytes, corpus.num_rejects
+    return TrainedTokenizer(os.fspath(path), vocab_size, *counts)
 
 
+@dataclass
 class _Corpus:
     """The documents to learn from, and how many of them were read."""
 
-    def __init__(
-        self, files: list[InputFile], reading: ReadSettings, max_bytes: int | None, max_bad: float
-    ) -> None:
-        self.num_documents = self.num_bytes = self.num_rejects = 0
-        self._files = files
-        self._reading = reading
-        self._limit = math.inf if max_bytes is None else max_bytes
-        self._max_bad = max_bad
-        self._first_rejects: list[Reject] = []
+    files: list[InputFile]
+    reading: ReadSettings
+    max_bytes: float
+    max_bad: float
+    num_documents: int = 0
+    num_bytes: int = 0
+    num_rejects: int = 0
+    first_rejects: list[Reject] = field(default_factory=list)
 
     def count(self, num_threads: int, progress: Callable[[int, int], None]) -> WordCounts:
         """The different words of the corpus.
@@ -191,7 +185,7 @@ class _Corpus:
         Raises:
             SourceError: there are no documents, or more rejected records than allowed.
         """
-        size = min(sum(file.size for file in self._files), self._limit)
+        size = min(sum(file.size for file in self.files), self.max_bytes)
         tables = [add_counts([])]
         texts = self._texts()
         running: deque[Future[WordCounts]] = deque()
@@ -200,7 +194,11 @@ class _Corpus:
                 running.append(pool.submit(_count, group))
                 # One more than threads: none of them waits until this one has added up counts.
                 if len(running) > num_threads:
-                    tables = _added_up([*tables, running.popleft().result()])
+                    tables.append(running.popleft().result())
+                    # To add tables takes a pass over all words, so small ones wait.
+                    known, *new = (len(table.counts) for table in tables)
+                    if sum(new) >= max(_MANY_WORDS, known):
+                        tables = [add_counts(tables)]
                 progress(self.num_bytes, int(size))
             tables += [each.result() for each in running]
         if not self.num_documents:
@@ -209,56 +207,46 @@ class _Corpus:
 
     def _texts(self) -> Iterator[ArrowTexts]:
         """The documents, up to the one in which the limit is reached."""
-        for piece in cut(self._files, self._reading, is_cut_safe=is_cut_safe):
-            for batch in read_slice(self._files, piece, self._reading, is_cut_safe):
+        for piece in cut(self.files, self.reading, is_cut_safe=is_cut_safe):
+            for batch in read_slice(self.files, piece, self.reading, is_cut_safe):
                 yield self._taken(batch)
                 self._refuse_bad(ended=False)
-                if self.num_bytes >= self._limit:
+                if self.num_bytes >= self.max_bytes:
                     return
         self._refuse_bad(ended=True)
 
     def _taken(self, batch: Batch) -> ArrowTexts:
         """The documents of a batch that begin before the limit; they are then counted as read."""
         edges = text_offsets(batch.texts) - text_offsets(batch.texts)[0]
-        num_texts = int(np.searchsorted(edges[:-1] + self.num_bytes, self._limit))
+        num_texts = int(np.searchsorted(edges[:-1] + self.num_bytes, self.max_bytes))
         # If `batch.edges` is set, the last document of the batch may continue in the next batch.
         # The tally counts each document once.
         self.num_documents += num_texts if batch.edges is None else batch.tally.documents
         self.num_bytes += int(edges[num_texts])
         self.num_rejects += len(batch.rejects)
-        self._first_rejects = [*self._first_rejects, *batch.rejects][:5]
+        self.first_rejects = [*self.first_rejects, *batch.rejects][:5]
         return batch.texts.slice(0, num_texts)
 
     def _refuse_bad(self, *, ended: bool) -> None:
         records = self.num_documents + self.num_rejects
-        limit = allowed_rejects(self._max_bad, records, ended=ended)
+        limit = allowed_rejects(self.max_bad, records, ended=ended)
         if self.num_rejects > limit:
             raise SourceError(
                 f"{self.num_rejects:,} of {records:,} records were rejected, more than the "
-                f"{int(limit):,} that max_bad={self._max_bad:g} allows. Repair the input, set the "
-                "right field or format, or raise max_bad (--max-bad). The first rejected records:"
-                f"{self._shown()}"
+                f"{int(limit):,} that max_bad={self.max_bad:g} allows. Repair the input, set the "
+                f"right field or format, or raise max_bad (--max-bad). The first:{self._shown()}"
             )
 
     def _shown(self) -> str:
         return "".join(
-            f"\n  {self._files[each.file].name}, offset {each.offset:,}: {each.reason}, "
+            f"\n  {self.files[each.file].name}, offset {each.offset:,}: {each.reason}, "
             f"{each.detail}"
-            for each in self._first_rejects
+            for each in self.first_rejects
         )
 
 
 def _count(texts: list[ArrowTexts]) -> WordCounts:
     return count_words([count_pieces(each) for each in texts])
-
-
-def _added_up(tables: list[WordCounts]) -> list[WordCounts]:
-    """The tables as one, or as they are if the first one is far larger than the others.
-
-    To add tables takes a pass over all words.
-    """
-    known, *new = (len(table.counts) for table in tables)
-    return [add_counts(tables)] if sum(new) >= max(_MANY_WORDS, known) else tables
 
 
 def _definition(
