@@ -35,12 +35,12 @@ from corpus import DATA
 from measure import AnonymousMemory, forked, machine, spread
 from stores import write_store
 
+from penstock.disk import header
 from penstock.loader.loader import Loader
 from penstock.rows.documents import Documents
 from penstock.rows.packing import pack
 from penstock.rows.packs import Packs
 from penstock.rows.windows import Windows
-from penstock.store.files import header
 from penstock.store.manifest import PartRecord, PartTable, part_file, read_manifest, write_manifest
 
 LENGTH = 2048

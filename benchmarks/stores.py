@@ -12,8 +12,7 @@ import numpy as np
 import xxhash
 
 from penstock.digest import digest_bytes
-from penstock.store.blocks import block_sums
-from penstock.store.files import HEADER_BYTES, header
+from penstock.disk import HEADER_BYTES, block_sums, header
 from penstock.store.manifest import (
     VERSION,
     PartRecord,

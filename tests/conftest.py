@@ -324,7 +324,7 @@ def _no_thread_is_left_behind():
     assert not left, f"workers of a build outlived it: {left}"
 
 
-CALLS = ("fsync", "rename", "unlink", "mkdir")
+CALLS = ("fsync", "replace", "unlink", "mkdir")
 
 
 def _killed(build, point):

@@ -1,6 +1,6 @@
 """Imports point one way, and nothing in the package can run code that came as data.
 
-errors, digest ← sources ← tokenize ← chat ← store ← rows ← loader ← everything around
+errors, digest, disk ← sources ← tokenize ← chat ← store ← rows ← loader ← everything around
 errors, digest, rows.protocol ← order ← loader
 store, rows, order ← streaming ← loader
 """
@@ -16,7 +16,7 @@ import penstock
 
 PACKAGE = Path(penstock.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
-BASE = {"errors", "digest", "exports", "options", "paths", "ranges"}
+BASE = {"errors", "digest", "disk", "exports", "options", "paths", "ranges"}
 # What each part may import, besides itself. Parts that are not listed stand around these.
 MAY_IMPORT = {
     "errors": set(),
@@ -25,10 +25,10 @@ MAY_IMPORT = {
     "options": {"errors"},
     "ranges": {"errors"},
     "paths": set(),
+    "disk": {"errors", "paths"},
     "digest": {"errors"},
     "sources": BASE,
-    # Tokenizers are kept in the cache directory, by the functions that write other files.
-    "tokenize": BASE | {"sources", "store.files"},
+    "tokenize": BASE | {"sources"},
     "chat": BASE | {"sources", "tokenize"},
     # `build(progress=True)` shows the progress bar of the command line. Token files are refused. A
     # thread that waits for a download lets its process fork, as one that waits for a part does.
@@ -64,7 +64,17 @@ MAY_IMPORT = {
     # A page shows what `inspect` finds, and escapes text as the command line does.
     "report": BASE | {"charts", "tokenize", "store", "order", "formats", "train", "inspect", "cli"},
 }
-WITHOUT_TORCH = ["errors", "digest", "sources", "tokenize", "chat", "store", "order", "transforms"]
+WITHOUT_TORCH = [
+    "errors",
+    "digest",
+    "disk",
+    "sources",
+    "tokenize",
+    "chat",
+    "store",
+    "order",
+    "transforms",
+]
 WITHOUT_TORCH += ["streaming", "formats"]
 
 
@@ -131,6 +141,31 @@ def test_torch_is_imported_only_where_tensors_are():
             assert not found, name_of(path)
 
 
+# What is left besides `disk`: the cache of remote stores does not sync what it renames, and its
+# locks are for files and not for directories.
+ON_DISK = {"store.remote": {"FileLock", "replace"}}
+
+
+def on_disk(path):
+    """The calls of a module that publish, lock or map a file."""
+    for node in nodes(path):
+        if not isinstance(node, ast.Call):
+            continue
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        # `replace` and `rename` of a path have one argument, and the others have more.
+        is_path = isinstance(node.func, ast.Attribute) and len(node.args) == 1
+        is_os = ast.unparse(node.func) in ("os.rename", "os.replace")
+        is_move = name in ("rename", "replace") and ((is_path and not node.keywords) or is_os)
+        if is_move or name in ("fsync", "flock", "mmap", "memmap", "FileLock"):
+            yield name
+
+
+def test_only_one_module_publishes_locks_and_maps_files():
+    found = {name_of(path): set(on_disk(path)) for path in MODULES if part_of(path) != "disk"}
+
+    assert {name: calls for name, calls in found.items() if calls} == ON_DISK
+
+
 def test_nothing_runs_code_that_came_as_data():
     banned = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
     for path in MODULES:
@@ -187,8 +222,7 @@ def test_the_table_of_parts_is_the_pipeline():
     chain = ["sources", "tokenize", "chat", "store", "rows", "loader"]
 
     for one, two in pairwise(chain):
-        # Only a build shows progress and refuses token files, and `chat` writes no files. Only the
-        # store waits for downloads.
-        only = {"cli.progress", "formats.open", "store.files", "streaming.waits"}
+        # Only a build shows progress and refuses token files. Only the store waits for downloads.
+        only = {"cli.progress", "formats.open", "streaming.waits"}
         assert (MAY_IMPORT[one] | {one}) - only <= MAY_IMPORT[two]
     assert {path.name for path in PACKAGE.iterdir() if path.is_dir()} >= set(chain) | {"order"}

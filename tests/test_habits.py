@@ -13,6 +13,7 @@ import pytest
 import penstock
 from penstock import Chat, Documents, Loader, Packs, Plan, Texts, Windows, build
 from penstock.catalog import ARCDataLoader, GSM8KDataLoader, MMLUDataLoader
+from penstock.disk import locked
 from penstock.errors import (
     ChatError,
     MissingInputError,
@@ -26,7 +27,6 @@ from penstock.integrations.multiplex import create_multiplex_dataloader
 from penstock.integrations.pytorch import TextDataset, create_dataloaders
 from penstock.preprocess import preprocess
 from penstock.recipe import parse_recipe
-from penstock.store.lock import locked
 from penstock.transforms import TokenDropout, Transformed
 
 RECIPE = {"data": {"train": "a.txt"}, "training": {"steps": 1}}

@@ -1,25 +1,15 @@
-"""Paths and URLs as users write them, and as errors of the system name them.
+"""Names of places as users write them: paths and URLs.
 
 `~` is the home directory, as in a shell. A shell expands it only at the start of an unquoted word.
 In Python, in a recipe and after `--output=` nothing does, and a directory called `~` is dangerous:
 `rm -r ~` deletes another one.
-
-If opening a file fails, Python's OSError names the file. If a later call on its descriptor fails,
-such as reading, fstat or mmap, the error names nothing: "[Errno 5] Input/output error".
 """
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from difflib import get_close_matches
-from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
-
 
 REMOTE_SCHEMES = ("s3", "gs", "az", "hf", "https", "http")
 """How URLs of remote stores begin."""
@@ -119,38 +109,6 @@ def store_path(path: str | os.PathLike[str] | StoreUrl) -> StorePath:
     if isinstance(path, StoreUrl):
         return path
     return StoreUrl(str(path)) if is_remote(path) else expand_user(path)
-
-
-@contextmanager
-def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Let an error of the system in a `with` block name the file `path`."""
-    try:
-        yield
-    except OSError as error:
-        # A name that is relative to the descriptor of a directory says too little. An error without
-        # a number is not the system's, and has a message of its own.
-        if error.errno is not None and not os.path.isabs(error.filename or ""):  # noqa: PTH117
-            error.filename = os.fspath(path)
-        raise
-
-
-class NamedFile(FileIO):
-    """A file that is open for reading, without a buffer; an error while it is read names it."""
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """Return at most `size` bytes, as one call of the system gives them."""
-        with naming(self.name):
-            return super().read(size)
-
-    def readall(self) -> bytes:
-        """Return the rest of the file."""
-        with naming(self.name):
-            return super().readall()
-
-    def readinto(self, buffer: "WriteableBuffer", /) -> int:
-        """Fill `buffer`; returns the number of bytes."""
-        with naming(self.name):
-            return super().readinto(buffer)
 
 
 def nearby_names(path: Path) -> str:

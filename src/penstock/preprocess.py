@@ -29,11 +29,11 @@ from typing import Any
 import numpy as np
 
 from penstock.cli.terminal import message_of, print_error
+from penstock.disk import header, sync_directory, write_file
 from penstock.errors import MissingInputError, PenstockError, StoreError
 from penstock.paths import expand_user
 from penstock.rows.array_file import parts_file
 from penstock.store.build import build
-from penstock.store.files import header, sync_directory, write_file
 from penstock.store.reader import TokenStore
 
 __all__ = ["main", "preprocess"]

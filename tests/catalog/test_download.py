@@ -14,7 +14,7 @@ from penstock.catalog import download as module
 from penstock.catalog.download import DownloadLimits
 from penstock.catalog.download import download as download_file
 from penstock.catalog.receipt import sha256_of
-from penstock.errors import DiskFullError, FetchError, SourceError, StoreError
+from penstock.errors import DiskFullError, FetchError, SourceError
 
 DATA = np.random.default_rng(7).integers(0, 256, 300_000, np.uint8).tobytes()  # the server's
 QUICK = DownloadLimits(
@@ -395,15 +395,6 @@ def test_a_full_disk_is_reported_before_the_transfer(server, wanted, monkeypatch
 
 class _Usage:
     free = 1_000
-
-
-def test_a_link_with_the_name_of_the_part_is_not_followed(server, wanted, tmp_path):
-    (tmp_path / "precious").write_bytes(b"precious")
-    (tmp_path / ".file.bin.part").symlink_to("precious")
-    with pytest.raises(StoreError, match=r"\.part is a link to precious\..* Delete the link"):
-        download([server.url], wanted, limits=QUICK)
-
-    assert (tmp_path / "precious").read_bytes() == b"precious"
 
 
 CHILD = """

@@ -535,7 +535,7 @@ def test_of_many_processes_one_downloads_and_all_have_the_file(
 def test_a_process_that_holds_the_lock_and_does_nothing_is_reported(
     play, copies, tmp_path, monkeypatch
 ):
-    from penstock.store.lock import locked
+    from penstock.disk import locked
 
     monkeypatch.setattr(receipt, "_BUSY_SECONDS", 0.3)
     with locked(tmp_path), pytest.raises(StoreBusyError, match=f"pid {os.getpid()}"):

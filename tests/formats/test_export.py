@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 import penstock as ps
 from penstock.cli.app import app
+from penstock.disk import locked
 from penstock.errors import StoreBusyError, StoreError
 from penstock.formats.export import TokenSource, write_llmc, write_parquet
-from penstock.store.lock import locked
 
 FORMATS = ("megatron", "nanogpt", "llmc", "parquet")
 

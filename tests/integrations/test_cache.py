@@ -16,11 +16,11 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
 import penstock
+from penstock.disk import cache_directory
 from penstock.errors import StoreError
 from penstock.integrations.pytorch import TextDataset, TransformerDataset
 from penstock.integrations.pytorch import datasets as datasets_module
 from penstock.store import build as build_module
-from penstock.store.files import cache_directory
 
 
 def words(*names, **settings):

@@ -14,7 +14,7 @@ from penstock.integrations import stores as stores_module
 from penstock.integrations.pytorch import TextDataset, TransformerDataset, samples
 from penstock.integrations.pytorch import datasets as datasets_module
 from penstock.store import job
-from penstock.store.files import keep_freed_memory
+from penstock.store.memory import keep_freed_memory
 from penstock.tokenize import tokenizer as tokenizer_module
 
 MEGABYTE = 1 << 20

@@ -14,9 +14,9 @@ import xxhash
 import zygote
 
 import penstock as ps
+from penstock.disk import BLOCK_BYTES, HEADER_BYTES, block_sums, header
 from penstock.errors import StoreError
-from penstock.store.blocks import BLOCK_BYTES, block_sums, joined_sum
-from penstock.store.files import HEADER_BYTES, header
+from penstock.store.blocks import joined_sum
 from penstock.store.manifest import (
     CHECKED_KINDS,
     part_file,

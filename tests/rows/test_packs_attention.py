@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import penstock as ps
-from penstock.store.files import header
+from penstock.disk import header
 from penstock.store.manifest import PartRecord, part_file
 
 LENGTH = 128

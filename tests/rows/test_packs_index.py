@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.disk import HEADER_BYTES, cache_directory
 from penstock.errors import PlanError
 from penstock.rows.packs import Packs
-from penstock.store.files import HEADER_BYTES, cache_directory
 
 DOCUMENTS = [list(range(1, 2 + number * 7 % 23)) for number in range(60)]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import Documents, Loader, Packs, Plan, Windows
+from penstock.disk import header
 from penstock.errors import PlanError
-from penstock.store.files import header
 from penstock.store.manifest import PartRecord, part_file, read_manifest
 from penstock.transforms import MaskTokens, Transformed
 

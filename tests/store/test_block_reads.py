@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.disk import BLOCK_BYTES
 from penstock.errors import StoreError
 from penstock.store.block_reads import Run, check_runs, runs_of
-from penstock.store.blocks import BLOCK_BYTES
 
 
 def slow_runs(blocks, between):

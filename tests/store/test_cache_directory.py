@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.store.files import cache_directory
+from penstock.disk import cache_directory
 
 PACKAGE = Path(penstock.__file__).parent
 
@@ -36,4 +36,4 @@ def test_no_other_module_reads_the_environment_variable():
         if "XDG_CACHE_HOME" in path.read_text(encoding="utf-8")
     ]
 
-    assert asking == ["store/files.py"]
+    assert asking == ["disk.py"]

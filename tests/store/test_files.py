@@ -13,15 +13,8 @@ import numpy as np
 import pytest
 import xxhash
 
+from penstock.disk import HEADER_BYTES, digest_file, header, remove_temporary, room_for, write_file
 from penstock.errors import DiskFullError, PenstockError
-from penstock.store.files import (
-    HEADER_BYTES,
-    digest_file,
-    header,
-    remove_temporary,
-    room_for,
-    write_file,
-)
 
 
 def names(folder):
@@ -63,7 +56,7 @@ def test_only_what_writers_left_behind_is_removed(tmp_path):
 def test_a_full_disk_is_an_error_of_ours_and_of_the_system(tmp_path, python):
     code = """
 import pathlib, resource, sys
-from penstock.store.files import write_file
+from penstock.disk import write_file
 from penstock.errors import DiskFullError
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000))
 try:

@@ -10,13 +10,13 @@ import pytest
 import zygote
 
 import penstock
+from penstock.disk import lock_path, locked
 from penstock.errors import StoreBusyError, StoreError
 from penstock.sources.settings import Texts
-from penstock.store.lock import lock_path, locked
 
 HOLD = """
 import pathlib, sys
-from penstock.store.lock import locked
+from penstock.disk import locked
 with locked(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -80,39 +80,6 @@ except StoreBusyError:
     assert len(penstock.verify(tmp_path / "store")) == 500
 
 
-@pytest.mark.parametrize("kind", ["link", "hard link", "dead link"])
-def test_a_lock_that_is_another_file_leaves_that_file_alone(tmp_path, kind):
-    store, lock = tmp_path / "store", tmp_path / ".store.lock"
-    penstock.build(Texts(["a"]), store, tokenizer="bytes")
-    precious = tmp_path / "precious.txt"
-    precious.write_text("not to be lost")
-    if kind == "hard link":
-        os.link(precious, lock)
-        penstock.build(Texts(["b"]), store, tokenizer="bytes", append=True)
-    else:
-        target = precious if kind == "link" else tmp_path / "made.txt"
-        lock.symlink_to(target)
-        with pytest.raises(StoreError, match=r"\.lock is a link to another file.*Delete the link"):
-            penstock.build(Texts(["b"]), store, tokenizer="bytes", append=True)
-
-    assert precious.read_text() == "not to be lost"
-    assert lock.is_symlink() or lock.exists()
-    assert not (tmp_path / "made.txt").exists()
-
-
-def test_a_lock_that_became_a_link_after_the_check_is_not_followed(tmp_path, monkeypatch):
-    """Another process replaces the lock between our check and our opening it."""
-    precious = tmp_path / "precious.txt"
-    precious.write_text("not to be lost")
-    (tmp_path / "store").mkdir()
-    (tmp_path / ".store.lock").symlink_to(precious)
-    monkeypatch.setattr("pathlib.Path.is_symlink", lambda path: False)
-
-    with pytest.raises(OSError, match="symbolic links"), locked(tmp_path / "store"):
-        pass
-    assert precious.read_text() == "not to be lost"
-
-
 def test_the_lock_is_beside_the_store_and_removed_with_the_build(tmp_path):
     store = tmp_path / "store"
     penstock.build(Texts(["a"]), store, tokenizer="bytes")
@@ -171,7 +138,7 @@ def test_a_forked_child_neither_holds_nor_removes_the_lock(tmp_path, python):
     code = """
 import os, pathlib, sys
 from penstock.errors import StoreBusyError
-from penstock.store.lock import lock_path, locked
+from penstock.disk import lock_path, locked
 store = pathlib.Path(sys.argv[1])
 with locked(store):
     child = os.fork()
@@ -192,7 +159,7 @@ def test_processes_that_make_and_remove_the_lock_never_hold_it_together(tmp_path
     code = """
 import os, pathlib, sys
 from penstock.errors import StoreBusyError
-from penstock.store.lock import locked
+from penstock.disk import locked
 store, rounds = pathlib.Path(sys.argv[1]), 0
 while rounds < 100:
     try:

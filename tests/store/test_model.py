@@ -43,7 +43,7 @@ ADVICE = re.compile(
 )
 # Rules that hold once these modules exist.
 HAS_CHECKSUMS = find_spec("penstock.store.blocks") is not None
-CALLS = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
+CALLS = ("fsync", "replace", "unlink", "rmdir", "mkdir")
 FILES = ("a.txt", "b.txt", "c.txt")
 
 

@@ -75,15 +75,14 @@ def _stop(progress):
 @pytest.mark.parametrize("others", [False, True])
 def test_a_kill_between_the_two_renames_is_repaired_by_the_same_call(others, tmp_path, monkeypatch):
     build(OLD, tmp_path / "store")
-    monkeypatch.setattr(module, "sync_directory", _stop)
-    real = type(tmp_path).rename
+    real = module.rename
 
-    def rename(self, target):
-        if self.name == ".store.new":
+    def rename(source, target):
+        if source.name == ".store.new":
             raise KeyboardInterrupt
-        return real(self, target)
+        real(source, target)
 
-    monkeypatch.setattr(type(tmp_path), "rename", rename)
+    monkeypatch.setattr(module, "rename", rename)
     with pytest.raises(KeyboardInterrupt):
         build(NEW, tmp_path / "store", overwrite=True)
     monkeypatch.undo()

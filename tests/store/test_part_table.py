@@ -16,7 +16,7 @@ from penstock.errors import MissingStoreError, StoreError
 from penstock.sources.settings import Texts
 from penstock.sources.slices import cut
 from penstock.store import manifest as manifests
-from penstock.store import maps
+from penstock.store import parts
 from penstock.store.manifest import (
     FILE_NAME,
     PartRecord,
@@ -235,12 +235,12 @@ def test_a_flipped_bit_in_a_table_is_refused(place):
 
 def test_what_is_known_of_parts_is_bounded():
     kept = {}
-    for number in range(maps._MOST_KEPT + 100):
-        assert maps.keep_newest(kept, number, str(number)) == str(number)
+    for number in range(parts._MOST_KEPT + 100):
+        assert parts.keep_newest(kept, number, str(number)) == str(number)
 
-    assert len(kept) == maps._MOST_KEPT
+    assert len(kept) == parts._MOST_KEPT
     assert 99 not in kept
-    assert maps.keep_newest(kept, 5_000, "another") == "5000", "the first entry stays"
+    assert parts.keep_newest(kept, 5_000, "another") == "5000", "the first entry stays"
 
 
 def num_records():

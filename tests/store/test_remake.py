@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock
+from penstock.disk import locked
 from penstock.errors import StoreBusyError, StoreError
 from penstock.sources.settings import Texts
-from penstock.store.lock import locked
 
 pytestmark = pytest.mark.usefixtures("small_slices")
 

@@ -8,7 +8,7 @@ import pytest
 import xxhash
 
 import penstock
-from penstock.store.files import header
+from penstock.disk import header
 from penstock.store.manifest import PartRecord, part_file
 
 NUM_PARTS = 10_000

@@ -19,12 +19,12 @@ import penstock
 from penstock.sources.slices import cut
 cut.__kwdefaults__["slice_bytes"] = {SLICE_BYTES}
 if len(sys.argv) > 3:
-    rename = os.rename
-    def dying(old, new, **places):
+    replace = os.replace
+    def dying(old, new):
         if pathlib.Path(new).name.startswith(sys.argv[3]):
             os.kill(os.getpid(), signal.SIGKILL)
-        rename(old, new, **places)
-    os.rename = dying
+        replace(old, new)
+    os.replace = dying
 print("begin", flush=True)
 penstock.build(
     sys.argv[1], sys.argv[2], tokenizer="bytes", documents="lines", max_bad=2,

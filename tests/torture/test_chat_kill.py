@@ -18,14 +18,14 @@ import os, signal, sys
 import penstock
 from penstock.sources.slices import cut
 cut.__kwdefaults__["slice_bytes"] = {SLICE_BYTES}
-rename, left = os.rename, int(sys.argv[3])
-def dying(old, new, **places):
+replace, left = os.replace, int(sys.argv[3])
+def dying(old, new):
     global left
     left -= 1
     if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    rename(old, new, **places)
-os.rename = dying
+    replace(old, new)
+os.replace = dying
 settings = dict(chat=penstock.Chat("chatml", "bytes", add_tokens="auto"), max_bad=1)
 penstock.build(sys.argv[1], sys.argv[2], workers=2, **settings)
 """

@@ -11,8 +11,8 @@ import xxhash
 
 import penstock
 from penstock import Documents, Loader, Packs, Plan, Windows
+from penstock.disk import header
 from penstock.loader import BatchFormat
-from penstock.store.files import header
 from penstock.store.manifest import PartRecord, part_file, read_manifest
 from penstock.testing import assert_resumable
 

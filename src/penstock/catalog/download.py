@@ -34,9 +34,8 @@ from penstock.catalog.request import (
     shown_url,
 )
 from penstock.digest import derive_key
+from penstock.disk import rename, sync_file
 from penstock.errors import DiskFullError, FetchError
-from penstock.store.files import sync_directory, sync_file
-from penstock.store.folders import open_regular
 
 _HUB = "https://huggingface.co/"
 # Each block is written as soon as it is received, so a killed process loses at most one block.
@@ -192,9 +191,8 @@ class _Download:
         with answer:
             start, total = self._check_answer(answer, start)
             self._check_room((total or start) - start)
-            # A link with the part's name must not lead to somebody else's file.
-            file = open_regular(self._part, os.O_RDWR | os.O_CREAT)
-            with os.fdopen(file, "rb+", buffering=0) as stream:
+            self._part.touch()
+            with self._part.open("rb+", buffering=0) as stream:
                 stream.truncate(start)
                 stream.seek(start)
                 self._receive(answer, stream, start, total)
@@ -292,8 +290,7 @@ class _Download:
         # The contents are synced before the rename: after a power cut, the name must not belong to
         # an empty file.
         sync_file(self._part)
-        self._part.replace(self._path)
-        sync_directory(self._path.parent)
+        rename(self._part, self._path)
 
     def _size(self) -> int:
         with suppress(FileNotFoundError):

@@ -101,7 +101,7 @@ class _QuestionSet:
     def _find_files(self) -> list[Path]:
         """Return the files for the first directory and the first pattern with a match."""
         # Imported here: it imports NumPy, and a script that only names a question set needs none.
-        from penstock.store.files import cache_directory
+        from penstock.disk import cache_directory
 
         directories = [Path("data") / self.entry, cache_directory() / self.entry]
         if self.directory is not None:

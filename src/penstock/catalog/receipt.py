@@ -14,9 +14,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from penstock.catalog.entries import EntryFile
+from penstock.disk import locked, read_file, rename, sync_directory, write_file
 from penstock.errors import FetchError, StoreBusyError
-from penstock.store.files import read_file, sync_directory, write_file
-from penstock.store.lock import locked
 
 # A fetch has a timeout of 30 s, so it writes something at least that often. A fetch that writes
 # nothing for twice that time hangs.
@@ -106,8 +105,7 @@ class Receipt:
         if existing == sha256:
             new.unlink()
         else:
-            new.replace(path)
-            sync_directory(self._directory)
+            rename(new, path)
         if self._digests.get(name) != sha256:
             self._digests[name] = sha256
             # The entry is added after the rename. A kill in between leaves a file without an entry,

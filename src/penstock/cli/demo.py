@@ -274,7 +274,7 @@ def write_prose(path: Path, files: list[Path]) -> list[str]:
 
     A file with the same contents is left as it is, so that an interrupted build can resume.
     """
-    from penstock.store.files import write_file
+    from penstock.disk import write_file
 
     pages = dict(prose_pages(files))
     lines = [json.dumps({"name": name, "text": text}) + "\n" for name, text in pages.items()]

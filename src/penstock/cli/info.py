@@ -86,9 +86,9 @@ def info_command(
 
 def _build_state(path: Path) -> dict[str, Any] | None:
     """How far the build in a directory is; None if there is no unfinished build."""
+    from penstock.disk import lock_holder, locked
     from penstock.sources.batch import Tally
     from penstock.store.journal import Journal
-    from penstock.store.lock import lock_holder, locked
     from penstock.store.manifest import FILE_NAME
     from penstock.store.part import SIDES
 

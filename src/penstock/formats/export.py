@@ -23,6 +23,16 @@ from typing import Any, Literal
 
 import numpy as np
 
+from penstock.disk import (
+    empty_directory,
+    locked,
+    make_tree,
+    remove_tree,
+    room_for,
+    sync_directory,
+    sync_file,
+    write_file,
+)
 from penstock.errors import StoreBusyError, StoreError
 from penstock.formats.mapped import Array, Integers
 from penstock.formats.open import token_files_at
@@ -30,14 +40,6 @@ from penstock.formats.token_files import TokenFiles, check_all, check_mask
 from penstock.paths import StoreUrl
 from penstock.store.beside import made_beside
 from penstock.store.copy import on_this_machine
-from penstock.store.files import (
-    remove_file,
-    room_for,
-    sync_directory,
-    write_file,
-)
-from penstock.store.folders import empty_directory, make_tree, remove_tree
-from penstock.store.lock import locked
 from penstock.store.reader import TokenStore
 from penstock.store.sides import open_stores, stores_at
 
@@ -299,7 +301,7 @@ def _empty(target: Path) -> None:
     """Delete an earlier export; its list of files last, which says that it is one."""
     for path in sorted(target.iterdir(), key=lambda path: path.name == RECORD):
         if path.name != ".lock":
-            remove_file(path)
+            path.unlink()
 
 
 def _write(
@@ -395,17 +397,16 @@ def write_parquet(
     schema = pa.schema(columns)
     _refuse_long(source, np.diff(source.ends, prepend=0), "a row of Parquet")
     start = 0
-    with (directory / f"{side}.parquet").open("xb") as stream:
-        with pq.ParquetWriter(stream, schema) as writer:
-            for ends in source.groups(group_bytes, 4, 4):
-                stop, offsets = int(ends[-1]), np.append(start, ends) - start
-                lists = [rows(offsets, source.ids(start, stop, "int32"), "int32")]
-                if source.member.has_loss:
-                    lists.append(rows(offsets, source.masks(start, stop), "uint8"))
-                writer.write_table(pa.table(lists, schema=schema))
-                start = stop
-        stream.flush()
-        os.fsync(stream.fileno())
+    path = directory / f"{side}.parquet"
+    with path.open("xb") as stream, pq.ParquetWriter(stream, schema) as writer:
+        for ends in source.groups(group_bytes, 4, 4):
+            stop, offsets = int(ends[-1]), np.append(start, ends) - start
+            lists = [rows(offsets, source.ids(start, stop, "int32"), "int32")]
+            if source.member.has_loss:
+                lists.append(rows(offsets, source.masks(start, stop), "uint8"))
+            writer.write_table(pa.table(lists, schema=schema))
+            start = stop
+    sync_file(path)
 
 
 _WRITERS: dict[str, Callable[[Path, str, TokenSource], None]] = {

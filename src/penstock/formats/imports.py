@@ -20,6 +20,7 @@ import numpy as np
 import xxhash
 
 from penstock.digest import canonical_json
+from penstock.disk import HEADER_BYTES, locked, make_tree, map_file, room_for, sync_directory
 from penstock.errors import StoreError, TokenizerError
 from penstock.formats.export import Report, TokenSource
 from penstock.formats.mapped import Array, Integers
@@ -32,15 +33,13 @@ from penstock.store.build import clean_up
 from penstock.store.commit import commit
 from penstock.store.copy import on_this_machine
 from penstock.store.existing import killed_at_the_end, refuse_foreign
-from penstock.store.files import HEADER_BYTES, array_layout, room_for, sync_directory
-from penstock.store.folders import make_tree
 from penstock.store.job import Job
 from penstock.store.journal import Journal, SealedSlice
-from penstock.store.lock import locked
 from penstock.store.manifest import (
     FILE_NAME,
     JsonObject,
     PartRecord,
+    array_layout,
     part_file,
     read_manifest,
 )
@@ -325,4 +324,6 @@ def _stored(job: Job, part: PartRecord, kind: str) -> Array:
     """One array of a part, mapped from its file."""
     path = job.directory / part_file(part.number, kind)
     dtype, shape = array_layout(kind, job.tokenizer.dtype, part.num_documents, part.num_tokens)
-    return np.memmap(path, dtype, "r", HEADER_BYTES, shape)
+    with path.open("rb") as stream:
+        mapping = map_file(stream)
+    return np.frombuffer(mapping, dtype, offset=HEADER_BYTES).reshape(shape)

@@ -5,7 +5,7 @@
     HeldArray         ids in memory
 
 A set may have thousands of files, and a process may have few descriptors. So the files that were
-not used for the longest time are unmapped, together with those of stores (`store.maps`).
+not used for the longest time are unmapped, together with those of stores (`penstock.disk`).
 
 Files that cannot be mapped are decoded once, into the cache, which can be deleted at any time:
 
@@ -18,10 +18,9 @@ decoded again. So is one whose copy has another size than was written.
 
 import hashlib
 import json
-import mmap
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -32,11 +31,19 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from penstock.digest import digest_json
+from penstock.disk import (
+    MappedFile,
+    Maps,
+    cache_directory,
+    explained,
+    locked,
+    map_file,
+    naming,
+    sync_directory,
+    write_file,
+)
 from penstock.errors import MissingStoreError, PenstockError, StoreError
-from penstock.paths import naming
 from penstock.ranges import ranges
-from penstock.store.files import cache_directory, make_directory, sync_directory, write_file
-from penstock.store.maps import MappedFile, Maps, explained
 
 Array = NDArray[Any]
 Integers = NDArray[np.int64]
@@ -149,7 +156,7 @@ class MappedBytes:
             # It may have been unmapped before, and another file may have its name now.
             if (status.st_ino, status.st_size) != (self._inode, self.size):
                 self._refuse("is another file than when it was opened")
-            mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            mapping = map_file(stream)
         data = np.frombuffer(mapping, np.uint8)
         address = int(data.ctypes.data)
         return MappedFile(data, data, mapping, self.size, address, self.path, str(self.path))
@@ -395,21 +402,16 @@ def decoded(
     path = folder / key
     if (record := _record_of(path)) is not None:
         return path, record
-    # Imported here: stores need no decoded copies.
-    from filelock import FileLock
-
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        make_directory(folder)
-        # fallback_to_soft: without flock, a killed process would leave a marker file for ever.
-        lock = FileLock(folder / ".lock", thread_local=False, fallback_to_soft=False)
-        held = lock.acquire()
-    except OSError as error:
-        raise StoreError(
-            f"{folder} cannot be written ({error.strerror}), and this file has to be decoded there "
-            "before it can be mapped. Set PENSTOCK_CACHE to a directory that can be written."
-        ) from error
-    with held:
+    with ExitStack() as held:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(folder, wait=-1))  # until another process has decoded it
+        except OSError as error:
+            raise StoreError(
+                f"{folder} cannot be written ({error.strerror}), and this file has to be decoded "
+                "there before it can be mapped. Set PENSTOCK_CACHE to a directory that can be "
+                "written."
+            ) from error
         if (record := _record_of(path)) is None:
             record = write(path)
             files = [each for each in folder.glob(f"{key}.*") if each.suffix != ".json"]

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.disk import write_file
 from penstock.errors import StoreError
 from penstock.formats.arrays import check_dtype
 from penstock.formats.mapped import (
@@ -43,7 +44,6 @@ from penstock.formats.mapped import (
     size_of,
 )
 from penstock.formats.options import TokenOptions
-from penstock.store.files import write_file
 
 ID_COLUMNS = ("input_ids", "tokens")
 """The names of the column of ids, if the caller names none."""

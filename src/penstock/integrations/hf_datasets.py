@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.digest import digest_json
+from penstock.disk import digest_file, rename, sync_file
 from penstock.errors import PlanError, SourceError
 from penstock.paths import expand_user
 from penstock.store.build import build
-from penstock.store.files import digest_file, sync_directory, sync_file
 from penstock.store.reader import TokenStore
 
 if TYPE_CHECKING:
@@ -107,8 +107,7 @@ def export_texts(
         sync_file(fresh)
         target = base / f"texts-{(name or digest_file(fresh))[:32]}.parquet"
         if not target.is_file():  # a file that is replaced would look changed to a build of it
-            fresh.rename(target)
-            sync_directory(base)
+            rename(fresh, target)
     finally:
         fresh.unlink(missing_ok=True)
     return [target]

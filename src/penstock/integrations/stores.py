@@ -26,6 +26,7 @@ from shutil import rmtree
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from penstock.digest import digest_json
+from penstock.disk import cache_directory, digest_file, locked, write_file
 from penstock.errors import SourceError, StoreBusyError, StoreError
 from penstock.integrations.hf_datasets import export_texts, is_dataset
 from penstock.options import ReadSettings
@@ -34,8 +35,6 @@ from penstock.sources.files import InputFile
 from penstock.sources.listing import list_files
 from penstock.sources.settings import Texts
 from penstock.store.build import build
-from penstock.store.files import cache_directory, digest_file, write_file
-from penstock.store.lock import locked
 from penstock.store.manifest import FILE_NAME
 from penstock.store.reader import TokenStore
 from penstock.store.sides import open_stores

@@ -21,7 +21,6 @@ import torch.utils.data as data
 
 from penstock.errors import PlanError
 from penstock.loader.batch_format import Batch
-from penstock.store.folders import open_regular
 
 if TYPE_CHECKING:
     from penstock.loader.loader import Loader
@@ -180,8 +179,7 @@ def log_fingerprints(batches: "Loader[Batch] | LoaderBatches", path: str | Path)
         step, position = loader.step - 1, loader.position
         line = {"step": step, "position": position, "fingerprint": f"{loader.fingerprint:016x}"}
         # Opened for each line, so that a crash loses no line that was written before.
-        file = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        with os.fdopen(file, "a", encoding="ascii") as stream:
+        with path.open("a", encoding="ascii") as stream:
             stream.write(json.dumps(line) + "\n")
         yield batch
 

@@ -23,12 +23,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.disk import read_file, sync_file, write_file
 from penstock.loader.read import Assembler
 from penstock.loader.run import AnyPlan, Run
 from penstock.loader.state import of_samples, of_tokens, source_keys
 from penstock.rows.protocol import Array, Integers
-from penstock.store.files import read_file, write_file
-from penstock.store.folders import open_regular
 
 FILE_NAME = "fingerprints.jsonl"
 _MODULUS = 2**64
@@ -122,18 +121,13 @@ class FingerprintLog:
     def write(self, logged: LoggedStep) -> LoggedStep:
         """Write the line of a step whose fingerprints are known; returns it."""
         # Opened for each line, so that a crash loses no line that was written before.
-        file = open_regular(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        with os.fdopen(file, "ab") as stream:
+        with self._path.open("ab") as stream:
             stream.write(_line(logged))
         return logged
 
     def sync(self) -> None:
         """Force all lines to disk; called before a checkpoint is written."""
-        file = open_regular(self._path, os.O_RDWR)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)
+        sync_file(self._path, kept=True)
 
 
 def _line(logged: LoggedStep) -> bytes:

@@ -27,7 +27,7 @@ from penstock.loader.run import AnyPlan, Run
 from penstock.loader.state import State, check_state, identify, shortened, write_state
 from penstock.loader.state_prefix import comparable, identity_at, position_of
 from penstock.rows.protocol import RowsLike
-from penstock.store.files import keep_freed_memory
+from penstock.store.memory import keep_freed_memory
 from penstock.streaming.plan import StreamedPlan
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.cli.terminal import visible
 from penstock.cli.units import number_of, size_text
-from penstock.errors import StoreError
+from penstock.disk import NamedFile
 from penstock.formats.token_files import Member
 from penstock.inspect.members import documents_of_parts
 from penstock.report.corpus import (
@@ -26,7 +26,6 @@ from penstock.report.corpus import (
 )
 from penstock.report.figures import Chart, Table, length_histogram
 from penstock.report.subject import Subject
-from penstock.store.folders import open_to_read
 from penstock.store.manifest import rejects_file
 from penstock.store.reader import TokenStore
 from penstock.store.summary import Lengths, Summary, summarize
@@ -211,7 +210,7 @@ def _reject_rows(member: Member) -> Iterator[tuple[str, str, str]]:
     path = member.path
     if not isinstance(member, TokenStore) or not isinstance(path, Path):
         return
-    with suppress(OSError, StoreError), open_to_read(path / rejects_file(0)) as stream:
+    with suppress(OSError), NamedFile(path / rejects_file(0)) as stream:
         # The last line may be cut, and a log may be damaged: these lines are left out.
         for line in stream.read(_READ_BYTES).split(b"\n")[:_SHOWN_REJECTS]:
             with suppress(ValueError):

@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.disk import write_file
 from penstock.formats.token_files import TokenFiles
 from penstock.paths import expand_user
 from penstock.report.page import page_html
 from penstock.report.sections import render, sections_of
 from penstock.report.subject import Subject, open_subject
-from penstock.store.files import write_file
 from penstock.store.reader import TokenStore
 
 if TYPE_CHECKING:

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.disk import BLOCK_BYTES, HEADER_BYTES
 from penstock.formats.mapped import Ids
 from penstock.ranges import distinct, group_rows, ranges
 from penstock.rows.protocol import Integers
-from penstock.store.blocks import BLOCK_BYTES
-from penstock.store.files import HEADER_BYTES
 from penstock.store.reader import TokenStore
 
 _BLOCK_BITS = BLOCK_BYTES.bit_length() - 1

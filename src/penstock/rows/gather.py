@@ -12,11 +12,11 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from penstock.disk import files_at_once
 from penstock.formats.mapped import Ids, ScatteredArray
 from penstock.ranges import Indices
 from penstock.rows.protocol import Array, Integers
 from penstock.rows.tokens import Stream
-from penstock.store.maps import files_at_once
 
 # Pieces that are mapped at the same time for one read, if the process may have so many files. A
 # block of a full shuffle has 2,000 rows, each perhaps in another piece.

@@ -21,27 +21,24 @@ bounds, which the digest of the store covers, and from settings that the digest 
 """
 
 import hashlib
-import mmap
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from penstock.digest import digest_json
-from penstock.errors import PlanError, StoreError
-from penstock.formats.token_files import Member
-from penstock.rows.packing import PACKING_FORMAT, WORD, RowIndex, joined, offsets_of, sizes_of
-from penstock.rows.protocol import Array, Integers
-from penstock.store.files import (
+from penstock.disk import (
     HEADER_BYTES,
     cache_directory,
     header,
-    make_directory,
+    map_file,
     sync_directory,
     write_file,
 )
-from penstock.store.folders import open_regular
+from penstock.errors import PlanError
+from penstock.formats.token_files import Member
+from penstock.rows.packing import PACKING_FORMAT, WORD, RowIndex, joined, offsets_of, sizes_of
+from penstock.rows.protocol import Array, Integers
 
 _MOST_TOKENS = 1 << 40  # of a part, because an offset has 40 bits
 _ROWS_AT_ONCE = 1 << 16
@@ -87,11 +84,10 @@ def _written(path: Path, key: str, made: RowIndex) -> bool:
     size = 8 + sum(map(len, body))
     head = header(WORD, (size,)) + bytes.fromhex(key) + digest.digest()
     try:
-        path.parent.parent.mkdir(parents=True, exist_ok=True)
-        make_directory(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, [head, *body])
         sync_directory(path.parent)
-    except (OSError, StoreError):  # StoreError: `.rows` is a link to another place
+    except OSError:
         return False
     return True
 
@@ -99,8 +95,8 @@ def _written(path: Path, key: str, made: RowIndex) -> bool:
 def _read(path: Path, key: str, part_tokens: Integers, length: int) -> RowIndex | None:
     """Return the index in a file; None if it is missing, damaged or of another store."""
     try:
-        with os.fdopen(open_regular(path), "rb") as stream:
-            mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        with path.open("rb") as stream:
+            mapping = map_file(stream)
     except (OSError, ValueError):
         return None
     size, rest = divmod(len(mapping) - HEADER_BYTES, WORD.itemsize)

@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.disk import naming
 from penstock.errors import StoreError
-from penstock.paths import naming
 from penstock.ranges import ranges
 from penstock.rows.protocol import Array, Integers
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from penstock.disk import NamedFile
 from penstock.errors import MissingExtraError, SourceError
-from penstock.paths import NamedFile, redacted, without_secrets
+from penstock.paths import redacted, without_secrets
 from penstock.sources.settings import Texts
 
 BOM = b"\xef\xbb\xbf"

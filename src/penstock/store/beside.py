@@ -9,9 +9,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from penstock.disk import rename
 from penstock.errors import StoreError
-from penstock.store.files import remove_file, sync_directory
-from penstock.store.folders import claim_of, claimed, refuse_other
 from penstock.store.part import SIDES
 
 _SHOWN = 5
@@ -27,21 +26,17 @@ def made_beside(directory: Path, kind: str) -> Iterator[Path]:
     if os.path.ismount(whole):
         raise StoreError(f"{directory} is a mount point. Name a directory inside of it.")
     new = whole.with_name(f".{whole.name}.{kind}")
-    refuse_other(new)
     new.mkdir(exist_ok=True)
-    with claimed(new, owner=claim_of(directory)) as claim:
-        yield new
-        claim.check()
-        # Atomic: the directory is empty, and then it holds everything, with both sides of a split.
-        new.rename(whole)
-    sync_directory(whole.parent)
+    yield new
+    # Atomic: the directory is empty, and then it holds everything, with both sides of a split.
+    rename(new, whole)
 
 
 def remove_others(directory: Path, names: Collection[str]) -> None:
     """Remove the files of a directory that is being made which do not belong to it."""
     for path in directory.iterdir():
         if path.name not in names and path.name not in SIDES:
-            remove_file(path)
+            path.unlink()
 
 
 def refuse_occupied(directory: Path, instead: str) -> None:

@@ -17,11 +17,10 @@ from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
 
+from penstock.disk import BLOCK_BYTES, MappedFile
 from penstock.errors import StoreError
 from penstock.options import num_cores
 from penstock.ranges import Integers
-from penstock.store.blocks import BLOCK_BYTES
-from penstock.store.maps import MappedFile
 
 # 4 MiB. With 1 MiB, a shuffled epoch from a cold disk took a tenth more processor time.
 _MOST_BLOCKS = 64

@@ -15,24 +15,14 @@ equal the checksum which follows from those of the blocks: see `joined_sum`.
 import os
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.disk import BLOCK_BYTES, crc32
 from penstock.errors import StoreError
 from penstock.ranges import Integers
 
-if TYPE_CHECKING:
-    from zlib import crc32 as crc32
-else:
-    try:
-        from isal.isal_zlib import crc32
-    except ImportError:
-        from zlib import crc32
-
-BLOCK_BYTES = 1 << 16
-"""The bytes that one checksum covers."""
 _ONES = 0xFFFF_FFFF
 
 
@@ -43,11 +33,6 @@ def num_blocks(num_bytes: int) -> int:
     (1, 2)
     """
     return -(-num_bytes // BLOCK_BYTES)
-
-
-def block_sums(data: Any) -> list[int]:
-    """The CRC-32 of each block of `data`, which are bytes or contiguous arrays of bytes."""
-    return [crc32(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)]
 
 
 def are_marked(bits: NDArray[np.uint8], blocks: Integers) -> NDArray[np.bool_]:

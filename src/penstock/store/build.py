@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Unpack
 
+from penstock.disk import locked, remove_temporary, room_for
 from penstock.errors import (
     RemoteError,
     SourceError,
@@ -25,15 +26,9 @@ from penstock.store.existing import (
     earlier_build,
     killed_at_the_end,
 )
-from penstock.store.files import (
-    make_directory,
-    remove_temporary,
-    room_for,
-)
 from penstock.store.inputs import read_stamps, remember_stamps
 from penstock.store.job import Inputs, Job, Report, prepare
 from penstock.store.journal import Journal, SealedSlice
-from penstock.store.lock import locked
 from penstock.store.manifest import read_manifest
 from penstock.store.overwrite import replacement
 from penstock.store.part import parse_split
@@ -197,7 +192,7 @@ def clean_up(job: Job) -> None:
     The caller holds the store's lock.
     """
     for side in filter(None, job.sides):
-        make_directory(job.directory / side)
+        (job.directory / side).mkdir(exist_ok=True)
     for each in {job.directory, *(job.directory / side for side in job.sides)}:
         # The caller holds the lock, so these temporary files belong to writers that were killed.
         remove_temporary(each)

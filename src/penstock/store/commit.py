@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from penstock.disk import write_file
 from penstock.sources.batch import Tally
-from penstock.store.files import write_file
 from penstock.store.inputs import input_digests, reject_lines
 from penstock.store.job import Job
 from penstock.store.journal import SealedSlice

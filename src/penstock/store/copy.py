@@ -13,21 +13,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.digest import canonical_json
-from penstock.errors import MissingStoreError, RemoteError, StoreError
-from penstock.paths import StorePath, StoreUrl, store_path
-from penstock.store.beside import made_beside, refuse_occupied, remove_others
-from penstock.store.files import (
-    make_directory,
+from penstock.disk import (
+    NamedFile,
+    locked,
     read_file,
-    remove_file,
+    rename,
     room_for,
     sync_directory,
     sync_file,
     write_file,
 )
-from penstock.store.folders import open_to_read
+from penstock.errors import MissingStoreError, RemoteError, StoreError
+from penstock.paths import StorePath, StoreUrl, store_path
+from penstock.store.beside import made_beside, refuse_occupied, remove_others
 from penstock.store.journal import Journal
-from penstock.store.lock import locked
 from penstock.store.manifest import (
     FILE_NAME,
     JsonObject,
@@ -173,7 +172,7 @@ def _fetch(source: _Source, file: _File, path: Path) -> None:
         original = source.path / file.name
         if original.exists() and write_file(path, _blocks(original)) == (file.size, file.digest):
             return
-        remove_file(path)
+        path.unlink(missing_ok=True)
         refuse_damaged(original, file.size, file.digest)
         raise StoreError(f"{original} changed while it was copied. Run this again.")
     objects, temporary = source.objects, path.with_name(f".{path.name}.part")
@@ -181,7 +180,7 @@ def _fetch(source: _Source, file: _File, path: Path) -> None:
     for _ in range(_ATTEMPTS):
         if objects.download(file.name, temporary, file.size) == file.digest:
             sync_file(temporary)
-            temporary.rename(path)
+            rename(temporary, path)
             return
     temporary.unlink()
     raise RemoteError(
@@ -192,7 +191,7 @@ def _fetch(source: _Source, file: _File, path: Path) -> None:
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    with open_to_read(path) as stream:
+    with NamedFile(path) as stream:
         while block := stream.read(_BLOCK_BYTES):
             yield block
 
@@ -208,7 +207,7 @@ def _copy_to_directory(
     with made_beside(directory, "copy") as new:
         for side in sides:
             if side:
-                make_directory(new / side)
+                (new / side).mkdir(exist_ok=True)
             remove_others(new / side, {each.file for each in files if each.side == side})
 
         def fetch(file: _File) -> None:

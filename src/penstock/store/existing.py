@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock.digest import canonical_json
+from penstock.disk import remove_temporary
 from penstock.errors import StoreError
 from penstock.sources.files import InputFile
-from penstock.store.files import remove_file, remove_temporary
 from penstock.store.inputs import (
     known_stamp,
     piece_digests,
@@ -88,7 +88,7 @@ def discard(directory: Path) -> None:
         for pattern in ("part-*.npy", "parts-*.npy", "rejects*.jsonl"):
             for path in of_side.glob(pattern):
                 if path.name not in kept:
-                    remove_file(path)
+                    path.unlink(missing_ok=True)
         remove_temporary(of_side)
         if side:
             with suppress(OSError):  # it is not empty, or was never made

@@ -22,12 +22,12 @@ from pathlib import Path
 import xxhash
 
 from penstock.digest import canonical_json, checked_json, parse_checked
+from penstock.disk import read_file, write_file
 from penstock.errors import SourceError
 from penstock.sources.batch import Reject
 from penstock.sources.files import InputFile, open_file, refuse_changed
 from penstock.sources.read import SpanDigests
 from penstock.sources.slices import InputSpan, Slice
-from penstock.store.files import read_file, write_file
 from penstock.store.manifest import JsonObject
 
 Pieces = list[tuple[int, str]]

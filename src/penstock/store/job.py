@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from penstock.disk import make_tree
 from penstock.errors import MissingStoreError, SourceError, TokenizerError
 from penstock.options import BuildOptions, num_cores, parse_workers
 from penstock.paths import expand_user
@@ -26,7 +27,6 @@ from penstock.sources.read import SpanDigests, read_slice
 from penstock.sources.settings import Texts
 from penstock.sources.slices import Slice, cut
 from penstock.store.cuts import cut_safety
-from penstock.store.folders import make_tree
 from penstock.store.manifest import JsonObject
 from penstock.store.part import SIDES, Split, parse_split
 from penstock.store.verify import recorded_names

@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from penstock.digest import canonical_json, checked_json, digest_json, parse_checked
+from penstock.disk import read_file, sync_directory, write_file
 from penstock.errors import StoreError
 from penstock.sources.batch import Reject, Tally
-from penstock.store.files import create_file, read_file, remove_file, sync_directory, write_file
 from penstock.store.manifest import FILE_NAME, JsonObject, PartRecord
 from penstock.store.verify import differences
 
@@ -130,7 +130,7 @@ class Journal:
         if self.begun(settings) is None:
             self.forget()  # records without settings: a build was killed while it removed them
             self.record(settings, num_builds)
-        remove_file(self._failed)
+        self._failed.unlink(missing_ok=True)
         return self.sealed(remove=True)
 
     def sealed(self, *, remove: bool = False) -> list[SealedSlice]:
@@ -146,7 +146,7 @@ class Journal:
             except ValueError as error:
                 if remove:
                     _log.warning("%s is damaged: %s. Its slice is made again.", path, error)
-                    remove_file(path)
+                    path.unlink(missing_ok=True)
         return found
 
     def _parse(self, path: Path, data: bytes) -> SealedSlice:
@@ -195,7 +195,7 @@ class Journal:
     def await_readers(self) -> None:
         """Create the file that waiting readers touch."""
         with suppress(OSError):
-            create_file(self._awaited)
+            self._awaited.touch()
 
     def ask(self) -> None:
         """Signal that a reader waits; without a running build this has no effect."""
@@ -218,7 +218,7 @@ class Journal:
         """Record that the build failed, so that the next one may have other settings."""
         # StoreError: the directory belongs to another build now.
         with suppress(OSError, StoreError):
-            create_file(self._failed)
+            self._failed.touch()
 
     def failed(self, settings: JsonObject) -> bool:
         """Whether the unfinished build failed, and `settings` are not the ones it had."""
@@ -228,14 +228,14 @@ class Journal:
     def end(self) -> None:
         """Remove the journal of a build whose manifest is written."""
         self.forget()
-        remove_file(self._awaited)
-        remove_file(self._failed)
+        self._awaited.unlink(missing_ok=True)
+        self._failed.unlink(missing_ok=True)
         # Removed last: while this file exists, the next build sees that this one may be incomplete.
-        remove_file(self._settings)
+        self._settings.unlink(missing_ok=True)
 
     def forget(self, number: int | None = None) -> None:
         """Remove the record of a slice, or of all slices, so that they are made again."""
         # The parts themselves stay, and are overwritten.
         which = "*" if number is None else f"{number:06d}"
         for path in self._directory.glob(f".slice-{which}.json"):
-            remove_file(path)
+            path.unlink(missing_ok=True)

@@ -37,19 +37,20 @@ import xxhash
 from numpy.typing import NDArray
 
 from penstock.digest import digest_bytes
-from penstock.errors import MissingStoreError, StoreError
-from penstock.paths import StorePath, naming
-from penstock.ranges import Integers
-from penstock.store.blocks import BLOCK_BYTES
-from penstock.store.files import (
+from penstock.disk import (
+    BLOCK_BYTES,
     HEADER_BYTES,
+    NamedFile,
     header,
+    map_file,
+    naming,
     read_file,
-    remove_file,
     sync_directory,
     write_file,
 )
-from penstock.store.folders import open_to_read
+from penstock.errors import MissingStoreError, StoreError
+from penstock.paths import StorePath
+from penstock.ranges import Integers
 
 JsonObject = dict[str, Any]
 """A JSON object; its values are checked where they are read from a file."""
@@ -338,6 +339,18 @@ INPUT_DIGEST = "xxh3_128"
 """The member of an input that holds its digest."""
 
 
+def array_layout(
+    kind: str, dtype: "np.dtype[Any]", num_documents: int, num_tokens: int
+) -> tuple["np.dtype[Any]", tuple[int, ...]]:
+    """The type and shape of one array of a part; `dtype` is that of the tokens."""
+    return {
+        "tokens": (dtype, (num_tokens,)),
+        "bounds": (np.dtype("<u8"), (num_documents,)),
+        "origin": (np.dtype("<u8"), (num_documents, 2)),
+        "loss": (np.dtype("u1"), (num_tokens,)),
+    }[kind]
+
+
 def part_file(number: int, kind: str) -> str:
     """The name of one file of a part.
 
@@ -401,7 +414,7 @@ def remove_old_tables(directory: Path) -> None:
     for path in directory.glob("parts-*.npy"):
         if path.name != table_file(needed["sha256"]):
             with suppress(PermissionError):  # Windows does not remove a file that is mapped
-                remove_file(path)
+                path.unlink(missing_ok=True)
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -465,7 +478,7 @@ def with_table(contents: JsonObject, path: StorePath, tables: Path) -> Manifest:
     table = tables / table_file(entry["sha256"])
     advice = "It lists the parts of the store. Copy it from a good store, or build the store again."
     try:
-        opened = open_to_read(table)
+        opened = NamedFile(table)
     except FileNotFoundError:
         raise MissingStoreError(f"{table} is missing. {advice}") from None
     with opened as stream, naming(table):
@@ -476,7 +489,7 @@ def with_table(contents: JsonObject, path: StorePath, tables: Path) -> Manifest:
             )
         # A map keeps its file open, and a process may open a thousand small stores.
         is_mapped = size > _MAPPED_BYTES
-        mapping = mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ) if is_mapped else None
+        mapping = map_file(stream, size) if is_mapped else None
         data = stream.read() if mapping is None else mapping
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise StoreError(f"{table} was changed after it was written. {advice}")

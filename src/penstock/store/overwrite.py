@@ -17,10 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.digest import canonical_json
+from penstock.disk import remove_tree, rename
 from penstock.errors import StoreError
 from penstock.store.existing import discard, earlier_build
-from penstock.store.files import remove_file, sync_directory
-from penstock.store.folders import Folder, claim_of, claimed, refuse_other, remove_tree
 from penstock.store.inputs import stamps_path
 from penstock.store.job import Job
 from penstock.store.journal import Journal
@@ -57,10 +56,8 @@ def replacement(job: Job) -> Iterator[Job]:
     if made is job:
         yield job
         return
-    with claimed(made.directory, owner=claim_of(job.directory)) as new:
-        yield made
-        new.check()
-        _put_in_place(made, job, new.owner)
+    yield made
+    _put_in_place(made, job)
 
 
 def _replacement(job: Job) -> Job:
@@ -68,7 +65,6 @@ def _replacement(job: Job) -> Job:
     new, old = (directory.with_name(f".{directory.name}.{kind}") for kind in ("new", "old"))
     _refuse_foreign(directory)
     for each in (new, old):
-        refuse_other(each)
         # A kill may have ended their deletion after the manifest was gone.
         _refuse_foreign(each, is_partial=True)
     if old.exists():
@@ -90,24 +86,16 @@ def _replacement(job: Job) -> Job:
     return made
 
 
-def _put_in_place(made: Job, job: Job, claim: Folder | None) -> None:
-    """Move the store that `made` has built to the directory of `job`, and delete the old one.
-
-    `claim` is the old one, as it was when the lock was taken.
-    """
+def _put_in_place(made: Job, job: Job) -> None:
+    """Move the store that `made` has built to the directory of `job`, and delete the old one."""
     new, directory = made.directory, job.directory.resolve()
     old = directory.with_name(f".{directory.name}.old")
     # A kill between the renames leaves an empty or missing directory and a complete new store,
     # which the next build with overwrite=True puts in place.
-    directory.rename(old)
-    if claim is not None and not claim.is_at(old):
-        # Somebody replaced the directory after the last check, so this is not the old store.
-        old.rename(directory)
-        claim.check()
-    new.rename(directory)
+    rename(directory, old)
+    rename(new, directory)
     with suppress(FileNotFoundError):
-        stamps_path(new).rename(stamps_path(directory))
-    sync_directory(directory.parent)
+        rename(stamps_path(new), stamps_path(directory))
     remove_tree(old)
 
 
@@ -165,7 +153,7 @@ def _empty(directory: Path) -> None:
         if _is_own(path):
             remove_tree(path)
         elif path.name != ".lock":
-            remove_file(path)
+            path.unlink()
     for side in SIDES:
         if _is_own(directory / side):
             (directory / side).rmdir()

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.disk import header, write_file
 from penstock.errors import StoreError
 from penstock.options import ReadSettings
 from penstock.sources.batch import Batch, Edges
@@ -37,8 +38,7 @@ from penstock.sources.files import BOM, Expanded, InputFile
 from penstock.sources.settings import BLOCK_BYTES
 from penstock.sources.tables import num_rows
 from penstock.sources.text import file_rule
-from penstock.store.files import array_layout, header, write_file
-from penstock.store.manifest import PartRecord, part_file
+from penstock.store.manifest import PartRecord, array_layout, part_file
 from penstock.tokenize.tokenizer import Tokenizer
 
 TokenArray = NDArray[Any]

@@ -1,7 +1,7 @@
 """The files of a store's parts: mapped into memory, and checked when they are read.
 
 A file is mapped when it is first used, after its size and header were compared with the manifest.
-The number of files that are mapped at once is limited (`penstock.store.maps`), so a store of
+The number of files that are mapped at once is limited (`penstock.disk`), so a store of
 10,000 parts can be read with 32 file descriptors, and faster with more.
 
 Damage is noticed where it is read. Tokens and loss masks are checked in blocks of 64 KiB
@@ -22,34 +22,50 @@ import mmap
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from penstock.disk import (
+    BLOCK_BYTES,
+    HEADER_BYTES,
+    MappedFile,
+    Maps,
+    NamedFile,
+    crc32,
+    explained,
+    files_at_once,
+    header,
+    map_file,
+    naming,
+)
 from penstock.errors import MissingStoreError, StoreError
-from penstock.paths import NamedFile, StorePath, naming
+from penstock.paths import StorePath
 from penstock.ranges import Integers, group_rows
 from penstock.store.block_reads import Run, check_runs, request_runs, runs_of
 from penstock.store.blocks import (
-    BLOCK_BYTES,
     are_marked,
     bounds_problem,
     checks_wanted,
-    crc32,
     damaged_block,
     mark,
     num_blocks,
 )
-from penstock.store.files import HEADER_BYTES, array_layout, header
-from penstock.store.folders import open_to_read
-from penstock.store.manifest import CHECKED_KINDS, Manifest, PartRecord, exact_sum, part_file
-from penstock.store.maps import MappedFile, Maps, explained, files_at_once, keep_newest
+from penstock.store.manifest import (
+    CHECKED_KINDS,
+    Manifest,
+    PartRecord,
+    array_layout,
+    exact_sum,
+    part_file,
+)
 
 if TYPE_CHECKING:
     from penstock.store.remote import FileCache, RemoteFile
@@ -60,6 +76,11 @@ REPAIR_ADVICE = (
 )
 # Runs that are checked while the next ones are loaded.
 _RUNS_AT_ONCE = 64
+# The parts of any store whose manifest lists them, in 50 MB.
+_MOST_KEPT = 16_384
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 @dataclass(slots=True)
@@ -353,7 +374,7 @@ class PartFiles:
         assert isinstance(opened, Path)  # a store at a URL has a cache
         if not opened.exists():
             raise MissingStoreError(f"{path} is missing. {REPAIR_ADVICE}")
-        stream = open_to_read(opened)
+        stream = NamedFile(opened)
         try:
             with naming(str(path)):
                 size = os.fstat(stream.fileno()).st_size
@@ -371,7 +392,7 @@ class PartFiles:
             # Not from the map: there, the kernel would also load up to 8 MB after the header.
             head = stream.read(HEADER_BYTES)
             # The map has a descriptor of its own, so `size` can tell whether the file was cut.
-            mapping = mmap.mmap(stream.fileno(), num_bytes, access=mmap.ACCESS_READ)
+            mapping = map_file(stream, num_bytes)
             name = str(stream.name)
         # The header contains type and shape, so this also finds swapped files of equal size.
         if head != header(dtype, shape):
@@ -404,3 +425,12 @@ def _other_size(path: StorePath, size: int, expected: int) -> StoreError:
         f"{path} has {size:,} bytes, but its manifest says {expected:,}. It was cut off or "
         f"overwritten, perhaps during a copy. {REPAIR_ADVICE}"
     )
+
+
+def keep_newest(kept: dict[_Key, _Value], key: _Key, value: _Value) -> _Value:
+    """Add an entry, if there is none, and forget the oldest ones; returns the entry."""
+    # RuntimeError: another thread changed the dict at this moment, and forgets entries as well.
+    with suppress(RuntimeError, StopIteration):
+        while len(kept) >= _MOST_KEPT:
+            kept.pop(next(iter(kept)), None)
+    return kept.setdefault(key, value)

@@ -15,18 +15,16 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 
-from penstock.errors import PenstockError, StoreError, WorkerError
-from penstock.store.files import keep_freed_memory
-from penstock.store.folders import claimed
+from penstock.errors import PenstockError, WorkerError
 from penstock.store.job import Job
-from penstock.store.memory import arrow_from_malloc
+from penstock.store.memory import arrow_from_malloc, keep_freed_memory
 from penstock.store.slice_work import Order, Watch
 from penstock.store.threads import ThreadRunner
 
@@ -40,40 +38,31 @@ class WorkerSetup:
 
     num_threads: int
     """How many slices it tokenizes at once."""
-    folder: tuple[int, int] | None
-    """The device and inode of the store's directory, which must be the same here."""
     log_level: int
-    build: int
-    """The process id of the build."""
 
 
 def main(descriptors: Sequence[str]) -> None:
     """Make slices until the build has no more; the descriptors are the worker's ends of pipes."""
     control, *slots = (Connection(int(each)) for each in descriptors)
-    with ExitStack() as stack:
-        try:
-            setup: WorkerSetup = control.recv()
-            job: Job = control.recv()
-            # The lock of the store is lost when the build ends. Nothing is renamed here after that.
-            claim = claimed(job.directory, lambda: os.getppid() == setup.build)
-            if setup.folder not in (None, stack.enter_context(claim).identity):
-                raise StoreError(f"{job.directory} was replaced after the build began")
-        except EOFError:
-            return  # the build has ended
-        except Exception as error:  # noqa: BLE001  (a tokenizer of the user may raise anything)
-            for slot in slots:
-                slot.send(
-                    WorkerError(
-                        "A worker process cannot load the build "
-                        f"({type(error).__name__}: {error}). Use "
-                        'workers="threads" (--workers threads) of penstock.build.'
-                    )
+    try:
+        setup: WorkerSetup = control.recv()
+        job: Job = control.recv()
+    except EOFError:
+        return  # the build has ended
+    except Exception as error:  # noqa: BLE001  (a tokenizer of the user may raise anything)
+        for slot in slots:
+            slot.send(
+                WorkerError(
+                    f"A worker process cannot load the build ({type(error).__name__}: {error}). "
+                    'Use workers="threads" (--workers threads) of penstock.build.'
                 )
-            return
-        threading.Thread(target=_exit_with_build, args=(control,), daemon=True).start()
-        _send_logs(control, setup.log_level)
-        keep_freed_memory()
-        stack.enter_context(arrow_from_malloc())
+            )
+        return
+    # The lock of the store is lost when the build ends, so nothing is written here after that.
+    threading.Thread(target=_exit_with_build, args=(control,), daemon=True).start()
+    _send_logs(control, setup.log_level)
+    keep_freed_memory()
+    with arrow_from_malloc():
         runner = ThreadRunner(job, setup.num_threads)
         threads = [
             threading.Thread(target=_serve, args=(slot, number, runner), daemon=True)

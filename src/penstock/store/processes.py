@@ -28,9 +28,8 @@ from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
 from typing import Any
 
+from penstock.disk import remove_temporary
 from penstock.errors import StoreError, WorkerError
-from penstock.store.files import remove_temporary
-from penstock.store.folders import claim_of
 from penstock.store.job import Job
 from penstock.store.memory import num_slots
 from penstock.store.process_worker import WorkerSetup
@@ -151,11 +150,8 @@ class _Child:
 
     def _set_up(self, data: bytes) -> None:
         """Send the job, and then receive the log records of the process."""
-        claim = claim_of(self._job.directory)
-        found = None if claim is None else claim.identity
-        level = _log.getEffectiveLevel()
         try:
-            self._control.send(WorkerSetup(self.num_threads, found, level, os.getpid()))
+            self._control.send(WorkerSetup(self.num_threads, _log.getEffectiveLevel()))
             self._control.send_bytes(data)
             while True:
                 record: logging.LogRecord = self._control.recv()

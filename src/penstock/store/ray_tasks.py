@@ -10,8 +10,8 @@ build itself writes the journal, so a build that was killed can be resumed by wo
 Two copies of a task may run at once: Ray gives up a node that does not answer, and the node may
 only have lost its network. Both copies write the same bytes, under temporary names that differ, and
 rename them. A task can also outlive its build: by 30 seconds if the build used Ray Client
-(`ray://`) and was killed. So a task checks before each rename that the journal still belongs to
-its build.
+(`ray://`) and was killed. So a task checks before it writes that the journal still belongs to its
+build.
 """
 
 import logging
@@ -26,16 +26,24 @@ from pathlib import Path
 from typing import Any
 
 from penstock import __version__
+from penstock.disk import remove_temporary
 from penstock.errors import MissingExtraError, MissingInputError, StoreError, WorkerError
 from penstock.sources.files import InputFile
-from penstock.store.files import keep_freed_memory, remove_temporary
-from penstock.store.folders import claimed
 from penstock.store.job import Job
 from penstock.store.journal import Journal
-from penstock.store.memory import arrow_from_malloc, num_slots
+from penstock.store.memory import arrow_from_malloc, keep_freed_memory, num_slots
 from penstock.store.processes import cannot_send
-from penstock.store.slice_work import Advance, MadeSlice, Order, Stopped, Watch
-from penstock.store.threads import Take, ThreadRunner
+from penstock.store.slice_work import (
+    Advance,
+    MadeSlice,
+    Order,
+    Stopped,
+    Watch,
+    sync_parts,
+    tokenize,
+    write_parts,
+)
+from penstock.store.threads import Take
 from penstock.tokenize.compare import EncodedSample
 
 # A slice takes seconds, so the nodes that disappear rarely hit one slice twice. A slice whose
@@ -208,29 +216,29 @@ def _loaded(job: Any) -> RemoteJob:
 
 def _make_here(remote: RemoteJob, order: Order) -> "tuple[MadeSlice, list[Advance]]":
     job, advances = remote.job, list["Advance"]()
-    journal = Journal(job.directory)
-    _refuse_unseen(remote, journal, order)
-    claim = claimed(job.directory, lambda: Journal(job.directory).identity == remote.build)
-    with claim, arrow_from_malloc():
-        watch = Watch(advances.append, lambda: False)
-        made = ThreadRunner(job, 1).make_next(0, lambda: order, watch)
-    assert made is not None  # None only if there is no slice
+    _refuse_unseen(remote, order)
+    with arrow_from_malloc():
+        done = tokenize(job, order, Watch(advances.append, lambda: False))
+        _refuse_unseen(remote, order)  # the build may have ended since
+        write_parts(done)
+        made = sync_parts(done)
     # Here, because a driver with few cores would be too slow for the samples of all nodes.
     made.sample.compare(job.tokenizer)
     return replace(made, sample=EncodedSample([], [], [])), advances
 
 
-def _refuse_unseen(remote: RemoteJob, journal: Journal, order: Order) -> None:
+def _refuse_unseen(remote: RemoteJob, order: Order) -> None:
     """Raise if this node does not see the files of the build."""
     job = remote.job
-    if journal.identity != remote.build and job.remote is not None:
+    is_seen = Journal(job.directory).identity == remote.build
+    if not is_seen and job.remote is not None:
         raise StoreError(
             f"The Ray node {_node()} cannot build {job.remote.shown}: parts of a store in object "
             "storage are made in a directory of the machine that started the build. Build to a "
             "directory that all nodes have at the same path, and copy the store with `penstock "
             "copy` (in Python, penstock.copy)."
         )
-    if journal.identity != remote.build:
+    if not is_seen:
         raise StoreError(
             f"The Ray node {_node()} does not find the build in {job.directory}: the directory is "
             "not there, or holds something else. The nodes write the parts of the store "

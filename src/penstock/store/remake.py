@@ -16,9 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from penstock.disk import remove_tree, rename, write_file
 from penstock.errors import StoreError
-from penstock.store.files import sync_directory, write_file
-from penstock.store.folders import remove_tree
 from penstock.store.inputs import reject_lines
 from penstock.store.job import Job, Report
 from penstock.store.journal import Journal
@@ -129,9 +128,7 @@ def remake(job: Job, files: Sequence[StoreFile], progress: Report | None = None)
             "Python, overwrite=True)."
         )
     for each in files:
-        (again / each.name).rename(job.directory / each.name)
-    for side in job.sides:
-        sync_directory(job.directory / side)
+        rename(again / each.name, job.directory / each.name)
     remove_tree(again)
 
 

@@ -34,9 +34,9 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from penstock.digest import digest_bytes
+from penstock.disk import NamedFile, cache_directory, digest_file, read_file, room_for, write_file
 from penstock.errors import MissingStoreError, PenstockError, RemoteError, StoreError
-from penstock.paths import NamedFile, StoreUrl
-from penstock.store.files import cache_directory, digest_file, read_file, room_for, write_file
+from penstock.paths import StoreUrl
 from penstock.store.forked import finish, start
 from penstock.store.manifest import (
     FILE_NAME,

@@ -14,7 +14,6 @@ from typing import Protocol
 
 from penstock.errors import StoreError
 from penstock.paths import StorePath, StoreUrl
-from penstock.store.folders import claim_of
 from penstock.store.job import Job
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.manifest import part_file
@@ -97,8 +96,6 @@ class LocalTarget:
                 for kind, (size, _) in part.files.items():
                     path = directory / side / part_file(part.number, kind)
                     if not path.exists() or path.stat().st_size != size:
-                        if (claim := claim_of(directory)) is not None:
-                            claim.check()  # raises if the whole directory was deleted
                         raise StoreError(
                             f"{path} was deleted or changed during the build, so the store would "
                             "not be complete. Run this again: only the missing parts are made "

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from penstock.disk import sync_directory
 from penstock.sources.batch import Batch, Tally
 from penstock.sources.read import SpanDigests
 from penstock.sources.slices import Slice
-from penstock.store.files import sync_directory
 from penstock.store.inputs import Pieces, piece_digests
 from penstock.store.job import Job
 from penstock.store.journal import SealedSlice

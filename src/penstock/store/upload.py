@@ -23,10 +23,9 @@ from urllib.parse import urlsplit
 import xxhash
 
 from penstock.digest import digest_bytes, digest_json
+from penstock.disk import cache_directory, empty_directory, read_file, write_file
 from penstock.errors import MissingStoreError, StoreError, TokenMismatchError
 from penstock.paths import StoreUrl
-from penstock.store.files import cache_directory, read_file, remove_file, write_file
-from penstock.store.folders import empty_directory
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.manifest import FILE_NAME, Manifest, parse_manifest, part_file, with_table
 from penstock.store.objects import Objects
@@ -98,7 +97,7 @@ class Destination:
                 found = read_manifest_object(self._objects, self._url, side, path.parent)
             except MissingStoreError:
                 if path.exists():
-                    remove_file(path)  # of a commit that was killed before it was sent
+                    path.unlink(missing_ok=True)  # of a commit that was killed before it was sent
                 continue
             self.manifests[side], self._parsed[side] = found
             write_file(path, [found[0]])
@@ -206,7 +205,7 @@ class Destination:
         for name, size, digest, side in _objects_of(record):
             path = self.staging / side / name.rpartition("/")[2]
             self.send(name, path, size, digest)
-            remove_file(path)
+            path.unlink(missing_ok=True)
 
     def refuse_deleted(self, done: Sequence[SealedSlice]) -> None:
         """Raise if an object of a sealed part was deleted while other parts were made."""

@@ -32,9 +32,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from penstock.digest import digest_json
+from penstock.disk import digest_file
 from penstock.errors import MissingStoreError, StoreError
 from penstock.paths import StoreUrl
-from penstock.store.files import digest_file
 from penstock.store.manifest import (
     CHECKED_KINDS,
     INPUT_DIGEST,

@@ -13,10 +13,9 @@ import threading
 from penstock.errors import DiskFullError, TokenMismatchError
 from penstock.sources.batch import Tally
 from penstock.sources.slices import Slice
-from penstock.store.files import keep_freed_memory
 from penstock.store.job import BuildProgress, Job, Report
 from penstock.store.journal import Journal, SealedSlice
-from penstock.store.memory import arrow_from_malloc
+from penstock.store.memory import arrow_from_malloc, keep_freed_memory
 from penstock.store.refusals import BadRecords
 from penstock.store.runners import Runner, runner_for
 from penstock.store.slice_work import Advance, MadeSlice, Order, Stopped, Watch

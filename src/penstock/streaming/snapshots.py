@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Self, final, overload
 import numpy as np
 
 from penstock.digest import canonical_json
+from penstock.disk import lock_holder
 from penstock.errors import StoreBusyError, StoreError, UnknownLengthError
 from penstock.rows.protocol import Array, Settings
 from penstock.store.manifest import (
@@ -271,8 +272,6 @@ class StreamedStore:
             raise StoreError(f"{self.path}: {problem}. Open it again to continue the build.")
         waited = timer.seconds(self._num_slices)
         if waited > self._timeout:
-            from penstock.store.lock import lock_holder  # a loader needs no filelock
-
             raise StoreBusyError(
                 f"{self.path}: no slice was sealed in {waited:,.0f} s (timeout={self._timeout:g}) "
                 f"while {what} was awaited; {self._num_slices:,} slices are sealed. The last "

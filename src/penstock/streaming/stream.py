@@ -13,14 +13,13 @@ import threading
 from contextlib import suppress
 from typing import Unpack
 
+from penstock.disk import lock_path, locked, room_for
 from penstock.errors import StoreBusyError, StoreError
 from penstock.options import BuildKeywords, BuildOptions, made_of, takes
 from penstock.paths import StoreUrl, store_path
 from penstock.store.build import begin, execute
-from penstock.store.files import room_for
 from penstock.store.job import BuildProgress, Inputs, Job, prepare
 from penstock.store.journal import Journal
-from penstock.store.lock import lock_path, locked
 from penstock.store.manifest import FILE_NAME
 from penstock.store.part import SIDES
 from penstock.streaming.snapshots import StreamedStore

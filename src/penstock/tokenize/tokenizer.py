@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.digest import digest_bytes, digest_json
+from penstock.disk import cache_directory, write_file
 from penstock.errors import MissingTokenizerError, StoreError, TokenizerError
 from penstock.paths import expand_user
-from penstock.store.files import cache_directory, write_file
 from penstock.tokenize.definition import (
     Config,
     Definition,

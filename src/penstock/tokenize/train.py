@@ -27,6 +27,7 @@ from typing import Any, Literal
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from penstock.disk import write_file
 from penstock.errors import SourceError, TokenizerError
 from penstock.options import ReadSettings, num_cores
 from penstock.paths import expand_user
@@ -35,7 +36,6 @@ from penstock.sources.files import InputFile
 from penstock.sources.listing import list_files
 from penstock.sources.read import read_slice
 from penstock.sources.slices import cut
-from penstock.store.files import write_file
 from penstock.tokenize.bpe import (
     WordCounts,
     add_counts,

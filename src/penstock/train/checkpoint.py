@@ -2,7 +2,7 @@
 
     run/checkpoints/step-00000500.pt     model, optimizers, the loader's state, progress
 
-A checkpoint is complete or absent (see `penstock.store.files`), and has the SHA-256 of its
+A checkpoint is complete or absent (see `penstock.disk`), and has the SHA-256 of its
 contents, which is compared before anything is loaded. A run that is killed while
 it saves resumes from the previous checkpoint. There is no random state to save: the dropout of a
 step is drawn from a key derived from the step. Loading runs no code (`weights_only`), and any
@@ -22,16 +22,8 @@ from typing import Any
 
 import torch
 
+from penstock.disk import lock_path, locked, remove_temporary, sync_directory, write_file
 from penstock.errors import PenstockError, StoreBusyError, TrainError
-from penstock.store.files import (
-    make_directory,
-    remove_file,
-    remove_temporary,
-    sync_directory,
-    write_file,
-)
-from penstock.store.folders import open_regular
-from penstock.store.lock import lock_path, locked
 from penstock.train.config import ModelConfig
 from penstock.train.distributed import World
 from penstock.train.record import checkpoint_paths
@@ -70,13 +62,13 @@ class Checkpoints:
     def save(self, step: int, contents: Contents) -> None:
         """Write the checkpoint of a step, then remove the oldest ones beyond `keep_last`."""
         self.directory.parent.mkdir(parents=True, exist_ok=True)
-        make_directory(self.directory)
+        self.directory.mkdir(exist_ok=True)
         remove_temporary(self.directory)  # left by a run that was killed while it saved
         path = self.directory / f"step-{step:08d}.pt"
         _write(path, {"format": _FORMAT, "step": step, **contents})
         # An older checkpoint is removed only after the new one is on disk under its name.
         for path in list(self.paths().values())[: -self._keep_last]:
-            remove_file(path)
+            path.unlink()
 
     def load(self, model: ModelConfig) -> Contents | None:
         """The newest checkpoint, on the CPU; None if there is none.
@@ -164,7 +156,7 @@ def _write(path: Path, contents: Contents) -> None:
 def _read(path: Path, advice: str) -> tuple[Contents, bool]:
     """The contents of a checkpoint, and whether it has a digest."""
     has_digest = _check_digest(path, advice)
-    with os.fdopen(open_regular(path), "rb") as stream:
+    with path.open("rb") as stream:
         loaded: Contents = torch.load(stream, map_location="cpu", weights_only=True)
     return loaded, has_digest
 
@@ -172,7 +164,7 @@ def _read(path: Path, advice: str) -> tuple[Contents, bool]:
 def _check_digest(path: Path, advice: str) -> bool:
     """Whether a checkpoint has a digest; raises if its contents have another one."""
     digest = hashlib.sha256()
-    with os.fdopen(open_regular(path), "rb") as stream:
+    with path.open("rb") as stream:
         left = max(0, os.fstat(stream.fileno()).st_size - _TRAILER_BYTES)
         while left and (block := stream.read(min(left, 1 << 20))):
             digest.update(block)

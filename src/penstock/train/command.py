@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.disk import write_file
 from penstock.errors import (
     MissingInputError,
     PlanError,
@@ -34,7 +35,6 @@ from penstock.recipe import (
     read_recipe,
     set_value,
 )
-from penstock.store.files import write_file
 from penstock.train.bundled import bundled_recipes
 from penstock.train.config import TrainingConfig, TrainingJob
 from penstock.train.data import open_data, store_sides

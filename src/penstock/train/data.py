@@ -31,7 +31,6 @@ from penstock.rows.packs import Packs
 from penstock.rows.protocol import Rows
 from penstock.rows.tokens import ArrayFile
 from penstock.rows.windows import Windows
-from penstock.store.folders import refuse_link
 from penstock.store.manifest import FILE_NAME
 from penstock.store.reader import TokenStore, manifest_at
 from penstock.store.sides import has_file, open_stores
@@ -150,7 +149,6 @@ class _Opener:
         """Build the store of a text, unless an earlier run has built it; returns its sides."""
         from penstock.store.build import build
 
-        refuse_link(self._stores)
         existed = store_sides(store) is not None
         if not existed:
             self._log(f"building {store} from {store_path(given)}")
@@ -189,7 +187,6 @@ class _Opener:
         """Start to build a store of a text in the background, and return its rows."""
         from penstock.streaming.stream import stream
 
-        refuse_link(self._stores)
         store = self._stores / "train"
         if store_sides(store_path(given)) is not None:
             raise PlanError(f"{store_path(given)} is already tokenized. Use stream=false.")

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, TextIO
 from penstock.charts import LINE, draw, series
 from penstock.cli.terminal import visible
 from penstock.cli.units import duration_text
+from penstock.disk import write_file
 from penstock.errors import MissingExtraError
 from penstock.loader.run import AnyPlan
-from penstock.store.files import write_file
 from penstock.store.reader import record_unit
 from penstock.train.logs import Line
 from penstock.train.metrics import Log, RunProgress, RunReport

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
+from penstock.disk import read_file, write_file
 from penstock.errors import PlanError
 from penstock.paths import is_remote, redacted
 from penstock.rows.protocol import Rows
-from penstock.store.files import read_file, write_file
 from penstock.store.reader import TokenStore
 from penstock.train import loaders
 from penstock.train.config import TrainingJob

@@ -17,9 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from penstock.disk import read_file, sync_file, write_file
 from penstock.errors import MissingExtraError, TrainError
-from penstock.store.files import read_file, write_file
-from penstock.store.folders import open_regular, refuse_link
 from penstock.train.config import TrainingConfig
 from penstock.train.metrics import RunProgress
 
@@ -99,8 +98,8 @@ class JsonLines:
         # `write_file` writes a temporary file and renames it: a kill leaves the old lines or the
         # new ones.
         write_file(path, [_line(each) for each in kept])
-        file = open_regular(path, os.O_WRONLY | os.O_APPEND)
-        self._stream = os.fdopen(file, "a", encoding="utf-8")
+        self._path = path
+        self._stream = path.open("a", encoding="utf-8")
 
     def log(self, kind: str, step: int, values: Mapping[str, float | None]) -> None:
         """Write one line. It survives a kill of this process, but not a power cut; see `sync`."""
@@ -110,7 +109,7 @@ class JsonLines:
 
     def sync(self) -> None:
         """Force all lines to disk."""
-        os.fsync(self._stream.fileno())
+        sync_file(self._path, kept=True)
 
     def close(self) -> None:
         """Close the file."""
@@ -128,7 +127,6 @@ class TensorBoard:
                 "tensorboard=true needs tensorboard, which is not installed. Install it with: "
                 'pip install "penstock[tensorboard]"'
             ) from error
-        refuse_link(directory)
         # TensorBoard shows events of steps that will be computed again, unless they are purged.
         # Those of the step of the checkpoint stay, and must not be logged again.
         self._board: Any = SummaryWriter(directory, purge_step=step + 1 if step else 0)
@@ -168,7 +166,6 @@ class WeightsAndBiases:
                 "wandb=true needs wandb, which is not installed. Install it with: "
                 'pip install "penstock[wandb]"'
             ) from error
-        refuse_link(output / "wandb")  # the directory that W&B writes
         path = output / _WANDB_ID
         self._known = known if path.exists() else set()
         if not path.exists():

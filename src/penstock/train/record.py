@@ -14,13 +14,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from penstock.disk import read_file, write_file
 from penstock.errors import PlanError, TrainError
 from penstock.loader.fingerprints import FILE_NAME as LOG_NAME
 from penstock.loader.fingerprints import read_fingerprints
 from penstock.order.integers import END
 from penstock.paths import is_remote, redacted
 from penstock.recipe import EarlierSources, Recipe, SourceConfig, Tables, parse_recipe
-from penstock.store.files import read_file, write_file
 from penstock.train.config import TrainingJob
 
 FILE_NAME = "run.json"

@@ -21,6 +21,7 @@ from typing import Literal
 
 import numpy as np
 
+from penstock.disk import map_file
 from penstock.errors import MissingInputError, SourceError
 from penstock.paths import expand_user
 from penstock.sources.settings import BLOCK_BYTES, Texts
@@ -203,9 +204,7 @@ class SpooledTexts(Texts):
                 ends.append(ends[-1] + stream.write(sample.encode()))
             stream.flush()
             # An empty file cannot be mapped.
-            self._data: mmap.mmap | bytes = (
-                mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) if ends[-1] else b""
-            )
+            self._data: mmap.mmap | bytes = map_file(stream) if ends[-1] else b""
         if layout == "file":
             ends = array("q", [0, *_cuts(self._data, is_cut_safe), ends[-1]])
         self._ends = np.array(ends, np.int64)
