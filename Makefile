@@ -21,7 +21,9 @@ $(VENV)/.dev: $(VENV)/.user
 	$(PIP) install --quiet -c $(CONSTRAINTS) -e ".[dev]"
 	touch $@
 
-demo: $(VENV)/.user
+demo:
+	@test -e $(VENV)/.user || echo "Installing into $(VENV) first, which takes 1 to 3 minutes."
+	@$(MAKE) --no-print-directory $(VENV)/.user
 	$(BIN)/penstock demo
 
 # make test TESTS=tests/order runs a part of them.

@@ -173,7 +173,7 @@ def test_ctrl_c_is_acknowledged_at_once_during_validation_too(text, tmp_path):
     code, out, errors = stopped(tmp_path, metrics.exists, "--set", "training.val_rows=125000")
 
     assert (code, errors) == (0, STOPPING)
-    assert out.endswith("stopped as requested after step 0; the same command resumes it\n")
+    assert out.endswith("stopped before the first step; the same command begins again\n")
     assert not list(read_metrics(metrics))
 
 

@@ -89,7 +89,7 @@ def demo_command(
     _title("10. Stopped, and resumed with two ranks")
     _show_resume(plan)
     if train_seconds:
-        _title("11. A small GPT-2 for a minute: penstock train")
+        _title(f"11. A small GPT-2 for {train_seconds:g} seconds: penstock train")
         progress = train_shortly(directory / "prose", directory / "run", train_seconds).progress
         write(f"{progress.step:,} steps, {progress.tokens:,} tokens, loss {progress.loss:.2f}")
         write("an untrained model has a loss of 10.8")

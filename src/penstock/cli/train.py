@@ -47,7 +47,12 @@ def train_command(
     ] = None,
     steps: Annotated[int | None, option("Train for this many steps.", "NUMBER", least=1)] = None,
     max_minutes: Annotated[
-        float | None, option("Train for this many minutes.", "MINUTES", "--max_minutes")
+        float | None,
+        option(
+            "Train for this many minutes, all sessions of a run together.",
+            "MINUTES",
+            "--max_minutes",
+        ),
     ] = None,
     output: Annotated[
         Path | None, path_option("Directory of the run.", "DIRECTORY", "--output", "-o")

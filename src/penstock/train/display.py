@@ -79,11 +79,14 @@ class Display:
 
 def summary_line(progress: RunProgress, *, finished: bool) -> str:
     """The line that a command prints after a run."""
+    if not finished and not progress.step:
+        return "stopped before the first step; the same command begins again"
     if not finished:
         return f"stopped as requested after step {progress.step:,}; the same command resumes it"
     loss = "" if progress.val_loss is None else f", validation loss {progress.val_loss:.4f}"
     took = duration_text(progress.seconds)
-    return f"{progress.step:,} steps, {progress.tokens:,} tokens, {took}{loss}"
+    steps = "step" if progress.step == 1 else "steps"
+    return f"{progress.step:,} {steps}, {progress.tokens:,} tokens, {took}{loss}"
 
 
 def report_line(report: RunReport) -> str:
