@@ -49,8 +49,8 @@ def test_help_imports_nothing_heavy(python):
     parts = {name.split(".")[1] for name in ours.split()}
 
     assert heavy == "[]"
-    # Of `remote`, the class of a URL alone; of `formats`, their names.
-    assert parts == {"cli", "errors", "exports", "formats", "options", "paths", "remote"}
+    # Of `formats`, their names alone.
+    assert parts == {"cli", "errors", "exports", "formats", "options", "paths"}
 
 
 def test_it_runs_as_a_module():

@@ -106,5 +106,7 @@ def test_quotes_have_no_meaning_in_tsv(read, tmp_path):
 def test_a_header_with_another_delimiter_is_refused_with_advice(name, header, read, tmp_path):
     (tmp_path / name).write_bytes(header + b"1;2\n")
 
-    with pytest.raises(SourceError, match=r'another character separates its columns, use format="'):
+    with pytest.raises(
+        SourceError, match=r"another character separates its columns, convert it to"
+    ):
         read(tmp_path / name)

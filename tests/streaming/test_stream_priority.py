@@ -59,7 +59,7 @@ def test_one_worker_goes_on_while_nobody_waits(long_text, tmp_path, noted):
     workers = {name: nice for name, nice in noted.callers.items() if name.startswith("build-")}
     workers.pop("build-help", None)
     assert set(workers) <= {"build-0", "build-1"}
-    assert min(workers.values()) >= 10
+    assert workers["build-0"] >= 10  # the other one makes a single slice
 
 
 def test_all_workers_join_in_when_somebody_waits(long_text, tmp_path, noted):

@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
@@ -244,13 +245,15 @@ def _message(turn: object, path: str) -> Message:
 
 
 def _refuse_misspelt(role: str, path: str) -> None:
-    """Raise if a role is "Assistant" or "gpt", or "User": its turns would not be trained on.
+    """Raise if a role is nearly "assistant" or another: its turns would not be trained on.
 
     Other roles are allowed, because a template may have any.
     """
     lower = role.lower()
     meant = lower if lower in _ROLES else _SPEAKERS.get(lower)
-    if role not in _ROLES and meant in (lower, "assistant"):
+    if meant not in (lower, "assistant"):
+        meant = next(iter(get_close_matches(lower, _ROLES, 1, 0.8)), None)
+    if role not in _ROLES and meant is not None:
         raise ChatError("unknown_role", f'{path} has the role {role!r:.40}. Write "{meant}".')
 
 

@@ -201,7 +201,7 @@ def _resolved(
         "eos": settings.eos,
         "documents": settings.documents,
         "field": column,
-        "threads": settings.threads,
+        "workers": settings.threads,
     }
     return files, store_name(contents, encodes, end_id, settings.documents, column), arguments
 

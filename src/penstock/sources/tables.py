@@ -323,7 +323,7 @@ def find_column(data: bytes, file: InputFile, field: str) -> Column:
         shown = ", ".join(f'"{each:.40}"' for each in names[:8])
         problem = f"{names.count(field) or 'no'} column{'s' * (names.count(field) > 1)}"
         other = any(each in names[0] for each in ";\t|,") if len(names) == 1 else False
-        advice = ' If another character separates its columns, use format="csv" or "tsv" (--format)'
+        advice = " If another character separates its columns, convert it to .csv or .tsv"
         raise SourceError(
             f'{file.name} has {problem} "{field}"; its first line names {shown}. Name the '
             "column that holds the text with field= (--field) of penstock.build. If the first line "

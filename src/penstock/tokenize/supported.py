@@ -28,7 +28,6 @@ for them must be fast: `find` reads English at about 15 GB/s, gigatoken at 0.2 G
 
 import re
 from functools import cache
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 
@@ -115,6 +114,8 @@ def refusal(config: Config, *, parse: bool) -> str | None:
         parse: Whether a special token in a text is parsed as that token.
     """
     # The order matters: the checks of added tokens assume one of the listed models.
+    from importlib.metadata import version  # slow to import, and only builds ask for it
+
     if not (release := version("gigatoken")).startswith(VERSIONS):
         return f"gigatoken {release}"
     if not _is_known_model(config["model"]):
