@@ -192,3 +192,10 @@ def test_records_that_look_like_conversations_are_advised_to_be_built_as_chats(t
 
     with pytest.raises(SourceError, match=r"look like conversations: .* chat=\"chatml\"\. Repair"):
         penstock.build(tmp_path / "a.jsonl", tmp_path / "store", tokenizer="bytes")
+
+
+def test_advice_about_rejected_records_reads_as_a_sentence(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+
+    with pytest.raises(SourceError, match=r'it has "text"\. Repair the input.* single lines\.$'):
+        penstock.build(tmp_path / "a.jsonl", tmp_path / "store", tokenizer="bytes", field="body")

@@ -84,7 +84,7 @@ def _chat_advice(rejects: Sequence[Reject]) -> str:
 _READ_DIFFERENTLY = (
     "Repair the input, or change how it is read. With penstock.build, field= (--field) names the "
     'field that holds the text, errors="replace" (--errors replace) puts U+FFFD where bytes are '
-    'not UTF-8, and documents="lines" (--documents lines) rejects single lines.',
+    'not UTF-8, and documents="lines" (--documents lines) rejects single lines.'
 )
 
 
