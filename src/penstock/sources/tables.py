@@ -143,7 +143,7 @@ def _parquet_rows(
 
 def _arrow_batches(file: InputFile) -> Iterator[Any]:
     with _our_errors(file, "an Arrow stream"):
-        # Not mapped into memory: a file that is truncated meanwhile would end the process (SIGBUS).
+        # Not mapped into memory: truncating a mapped file would end the process (SIGBUS).
         opened = pa.PythonFile(open_file(file), "r") if file.remote else pa.OSFile(file.path)
         with opened:
             yield from pa.ipc.open_stream(opened)
