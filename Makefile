@@ -23,7 +23,7 @@ $(VENV)/.dev: $(VENV)/.user
 
 demo:
 	@test -e $(VENV)/.user || echo "Installing into $(VENV) first, which takes 1 to 3 minutes."
-	@$(MAKE) --no-print-directory $(VENV)/.user
+	@$(MAKE) --silent --no-print-directory $(VENV)/.user
 	$(BIN)/penstock demo
 
 # make test TESTS=tests/order runs a part of them.
